@@ -125,12 +125,19 @@ def _activations(config: Config, shape: GPTShape, spread: Layout, parts: list[St
     again = [number % config.train.recompute_every == 0 for stage in parts for number in stage.layers]
     kept = sum(less if each else layer for each in again)
     tokens = config.train.micro_batch_size * shape.seq_len // spread.cp
-    held = kept * in_flight(config, spread, pp_rank) + (layer - less if any(again) else 0)
+    held = kept * in_flight(config, spread, pp_rank)
+    halves = halfway(config, spread, pp_rank)
+    if halves:
+        # Both halves compute again, and what the first one has, the second one does not find.
+        apart = sum(2 * (layer - less) * each for each in again) + len(again) * between_bytes(config, shape, spread, compute)
+        held += apart * halves / spread.virtual_stages
+    elif any(again):
+        held += layer - less
     if not parts[-1].last:
         return round(tokens * held)
     vocab = -(-shape.vocab // spread.tp)
     left = (vocab + tokens) * shape.hidden * compute
-    waiting = in_flight(config, spread, pp_rank) if config.parallel.schedule == "gpipe" else 1
+    waiting = in_flight(config, spread, pp_rank) if config.parallel.schedule == "gpipe" else max(1, halves)
     loss = loss_bytes(tokens, vocab, compute, cpu=config.cluster.device == "cpu")
     return round(tokens * held + loss + left * waiting)
 
@@ -173,6 +180,12 @@ def recomputed_bytes(config: Config, shape: GPTShape, spread: Layout, compute: i
     return (2 * stream + exchanged + last + heads / spread.tp) * compute
 
 
+def between_bytes(config: Config, shape: GPTShape, spread: Layout, compute: int) -> float:
+    """Bytes of a token that a layer has beside that between the halves of a backward pass: gradients of its products and norms."""
+    heads = shape.hidden + 2 * shape.kv_heads * shape.head_dim + (2 if shape.gated else 1) * shape.ffn_hidden
+    return (4 * _stream(config, shape, spread) + heads / spread.tp) * compute
+
+
 def _stream(config: Config, shape: GPTShape, spread: Layout) -> float:
     """Values of a token between layers on a rank."""
     return shape.hidden / (spread.tp if config.parallel.sequence_parallel else 1)
@@ -180,13 +193,29 @@ def _stream(config: Config, shape: GPTShape, spread: Layout) -> float:
 
 def in_flight(config: Config, spread: Layout, pp_rank: int) -> float:
     """Micro batches whose activations a pipeline rank keeps at the same time, in units of all its stages."""
-    pp, virtual, train = spread.pp, spread.virtual_stages, config.train
-    count = dealing(config, spread.dp).passes(train.global_batch_size // train.micro_batch_size, 0)
+    pp, virtual, schedule = spread.pp, spread.virtual_stages, config.parallel.schedule
+    count = _passes(config, spread)
     if pp == 1:
         return 1
-    if config.parallel.schedule == "gpipe":
+    if schedule == "gpipe":
         return count
-    if virtual == 1:
+    if schedule == "1f1b":
         return min(count, pp - pp_rank)
-    warm_up = (virtual - 1) * pp + 2 * (pp - 1 - pp_rank) + 1
-    return min(count, warm_up / virtual)
+    rounds = (virtual - 1) * (count // max(1, count // pp))  # before the first backward pass can come
+    return min(count, (rounds + (pp if schedule == "zero_bubble" else 2 * (pp - 1 - pp_rank) + 1)) / virtual)
+
+
+def halfway(config: Config, spread: Layout, pp_rank: int) -> int:
+    """Micro batches, each on one stage, that are between the halves of a backward pass at the same time.
+
+    Zero bubble puts the second half, for the weights, off by one pass for each rank before. The first stage, which nothing before
+    waits for, has it whole.
+    """
+    if config.parallel.schedule != "zero_bubble" or spread.pp == 1 or (pp_rank == 0 and spread.virtual_stages == 1):
+        return 0
+    return min(_passes(config, spread), pp_rank + 1)
+
+
+def _passes(config: Config, spread: Layout) -> int:
+    """Of the replica that has most."""
+    return dealing(config, spread.dp).passes(config.train.global_batch_size // config.train.micro_batch_size, 0)

@@ -4,10 +4,11 @@ from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
 from chaos.injectors.context import InjectionContext
-from chaos.primitives.mounts import change, options
+from chaos.primitives.mounts import as_listed, change, options
 from chaos.primitives.tiers import run_mount
 
-_UNDO = 'while [ "$(grep -c " $1 " /proc/self/mountinfo)" -gt 1 ]; do umount "$1" || exit 1; done; mount -o remount,rw "$1"'
+# $1: the mount, $2: as mountinfo writes it.
+_UNDO = 'while [ "$(grep -cF " $2 " /proc/self/mountinfo)" -gt 1 ]; do umount "$1" || exit 1; done; mount -o remount,rw "$1"'
 
 
 class RunDirReadOnly(Outside):
@@ -29,7 +30,7 @@ class RunDirReadOnly(Outside):
 
     def inject(self, context: InjectionContext) -> Evidence:
         mount = run_mount(context)
-        context.guard.add(["sh", "-c", _UNDO, "sh", str(mount)])
+        context.guard.add(["sh", "-c", _UNDO, "sh", str(mount), as_listed(mount)])
         view = False
         try:
             change(context.guard, ["mount", "-o", "remount,ro", str(mount)])

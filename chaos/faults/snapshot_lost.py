@@ -27,7 +27,7 @@ class SnapshotLost(Outside):
         if tier.kind == "durable":
             raise CannotInject(f"tier {tier.name} is no node's own")
         held = sorted(path.name for path in tier.root.glob("step-*"))
-        gone = lose(replace(tier, roots=(tier.root,)))
+        gone = lose(replace(tier, roots=(tier.root,)), context.guard)
         if not gone:
             raise CannotInject(f"node {context.target.node} has nothing at {tier.root}")
         return {"directories": gone, "held": held}

@@ -131,9 +131,16 @@ class InjectionContext:
         """
         activity = self.activities().get(-1 if self.target.rank is None else self.target.rank)
         found = None if activity is None else _running(activity.pid)
-        if found is None:
+        if found is None or not self._is_of_the_run(found):
             raise CannotInject(f"rank {self.target.rank} does not run here")
         return found
+
+    def _is_of_the_run(self, process: psutil.Process) -> bool:
+        """Whether an agent of the run has started it: what a killed agent leaves has numbers that may be others' by now."""
+        agents = {agent.pid for agent in self.agents()}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return any(parent.pid in agents for parent in process.parents())
+        return False
 
     def workers(self) -> list[psutil.Process]:
         """Those of the node that is aimed at."""

@@ -6,6 +6,7 @@ machine alone, which therefore has to be that of all nodes.
 """
 
 import contextlib
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
 from chaos.injectors.context import InjectionContext, Target
+from chaos.injectors.guard import Guard
 from chaos.primitives.processes import TAKES_S, continues, end, is_gone, until
 from chaos.primitives.tiers import TargetTier, find_tier, find_tiers
 from checkpoint.naming import step_path, steps
@@ -58,7 +60,7 @@ class Damage(Outside):
                     end(context.worker())
                     if tier.kind == "durable":
                         for each in find_tiers(context):
-                            lose(each)
+                            lose(each, context.guard)
             if self.then_kill:
                 _wait_for_their_ends(stopped)
         return {"step": step, "tier": tier.name, **evidence}
@@ -68,12 +70,17 @@ class Damage(Outside):
         raise NotImplementedError
 
 
-def lose(tier: TargetTier) -> list[str]:
-    """Delete all parts that this machine's nodes have on a tier, at once as far as a reader sees; which directories."""
+def lose(tier: TargetTier, guard: Guard) -> list[str]:
+    """Delete all parts that this machine's nodes have on a tier, at once as far as a reader sees; which directories.
+
+    Args:
+        guard: goes on with it where this process is killed meanwhile.
+    """
     gone = []
     for root in tier.roots if tier.kind != "durable" else ():
         with contextlib.suppress(FileNotFoundError):
-            aside = root.with_name(f".lost-{root.name}")
+            aside = root.with_name(f".lost-{root.name}-{secrets.token_hex(4)}")
+            guard.add(["rm", "-rf", str(aside)])
             root.rename(aside)
             shutil.rmtree(aside)
             gone.append(str(root))

@@ -1,6 +1,7 @@
 """Mounts: what the kernel says of one, and commands that change one."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -17,9 +18,14 @@ def options(mount: Path) -> frozenset[str]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         words = before.split()
-        if words[4].encode().decode("unicode_escape") == str(mount):  # of several the last one is on top
+        if words[4] == as_listed(mount):  # of several the last one is on top
             found = frozenset(words[5].split(",")) | frozenset(after.split()[2].split(","))
     return found
+
+
+def as_listed(path: Path) -> str:
+    """How mountinfo writes a path: what would part words is an octal number (proc(5))."""
+    return re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", str(path))
 
 
 def mounted(path: Path) -> bool:

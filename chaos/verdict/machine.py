@@ -1,4 +1,4 @@
-"""How a machine is set up, as far as faults change it: links, their queues, packet rules, mounts.
+"""How a machine is set up, as far as faults change it: links, their queues, packet rules, the range of ports, mounts.
 
 Owns the inspection, and the comparison of two. What this user may not read is taken to be empty, both before and after.
 `python -m chaos.verdict.machine [PLACE ...]` prints it as a line of JSON.
@@ -9,7 +9,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from chaos.primitives.mounts import as_listed
 
 State = Mapping[str, Sequence[str]]
 """Lines by what they are of."""
@@ -21,6 +24,8 @@ _COMMANDS = {
     "rule (IPv6)": ("ip6tables-save",),
     "rule set": ("nft", "--stateless", "list", "ruleset"),
 }
+MOUNTS, PORTS = Path("/proc/self/mountinfo"), Path("/proc/sys/net/ipv4/ip_local_port_range")
+NAMES = (Path("/etc/hosts"), Path("/etc/resolv.conf"))  # over which is mounted what keeps names from leading anywhere
 _CONTAINERS = "veth"  # links of containers, which come and go by themselves
 # What is told of tables without a rule: that they are there, and let everything pass. Whoever asks first makes them.
 _EMPTY = re.compile(
@@ -32,12 +37,12 @@ def inspect(places: Sequence[Path] = ()) -> State:
     """The machine, or the host in whose namespaces this runs.
 
     Args:
-        places: directories of a run: mounts over, at and below them count, others do not.
+        places: directories of a run: mounts over, at and below them count, and those over the files of `NAMES`; others do not.
     """
     found: dict[str, Sequence[str]] = {what: _lines(command) for what, command in _COMMANDS.items()}
-    found["mount"] = [
-        line for line in map(_mount, Path("/proc/self/mountinfo").read_text().splitlines()) if _concerns(line, places)
-    ]
+    with suppress(OSError):
+        found["range of ports"] = [" ".join(PORTS.read_text().split())]
+    found["mount"] = [line for line in map(_mount, MOUNTS.read_text().splitlines()) if _concerns(line, (*places, *NAMES))]
     return found
 
 
@@ -72,7 +77,8 @@ def _mount(line: str) -> str:
 
 def _concerns(mount: str, places: Sequence[Path]) -> bool:
     point = Path(mount.split()[0])
-    return any(place.is_relative_to(point) or point.is_relative_to(place) for place in places)
+    listed = [Path(as_listed(place)) for place in places]
+    return any(place.is_relative_to(point) or point.is_relative_to(place) for place in listed)
 
 
 if __name__ == "__main__":

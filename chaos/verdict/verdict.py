@@ -66,7 +66,7 @@ OF_THE_RUN = {
     "checkpoints": "each checkpoint is sound, and the newest one is of the target step",
     "processes": "no process outlived the run",
     "files": "nothing is left in RAM or in temporary places",
-    "machine": "links, queues, rules, mounts and namespaces are as they were",
+    "machine": "links, queues, rules, mounts and the range of ports are as they were",
     "account": "the parts of the account sum to wall time × ranks within 0.5 %",
     "goodput": "the share of productive time is known",
 }

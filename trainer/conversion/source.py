@@ -28,7 +28,10 @@ class Source:
         self._directory = directory
         self.config = _mapping(directory / "config.json")
         if (directory / _INDEX).is_file():
-            files = sorted({str(name) for name in _mapping(directory / _INDEX).get("weight_map", {}).values()})
+            places = _mapping(directory / _INDEX).get("weight_map")
+            if not isinstance(places, dict):
+                raise ImportRefused(f"{directory / _INDEX} has no weight_map, which says in which file each tensor is")
+            files = sorted({str(name) for name in places.values()})
         elif (directory / _WHOLE).is_file():
             files = [_WHOLE]
         else:

@@ -78,7 +78,7 @@ class Files:
         """All text, in order."""
         for path in self._paths:
             try:
-                yield from self._jsonl(path) if path.suffix in JSON_SUFFIXES else self._text(path)
+                yield from self._jsonl(path) if path.suffix.lower() in JSON_SUFFIXES else self._text(path)
             except OSError as error:
                 raise StorageError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -1,6 +1,7 @@
 """How a machine is set up: what counts as a change."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +58,22 @@ def test_a_rule_a_policy_and_a_table_of_ones_own_are_changes(told: dict[str, str
     told[command] = text
     (found,) = machine.changes(before, machine.inspect())
     assert found.endswith(f"is new: {change}")
+
+
+def test_what_is_left_of_a_name_service_that_failed_and_of_ports_that_were_taken_is_a_change(
+    told: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    ports, mounts = tmp_path / "ports", tmp_path / "mountinfo"
+    ports.write_text("32768\t60999\n")
+    mounts.write_text("27 1 254:1 / / rw,relatime - ext4 /dev/vda1 rw\n")
+    monkeypatch.setattr(machine, "PORTS", ports)
+    monkeypatch.setattr(machine, "MOUNTS", mounts)
+    before = machine.inspect()
+    ports.write_text("32768\t32783\n")
+    with mounts.open("a") as file:
+        file.write("91 27 254:1 /chaos-7 /etc/hosts rw,relatime - ext4 /dev/vda1 rw\n")
+    assert machine.changes(before, machine.inspect()) == [
+        "mount is new: /etc/hosts rw,relatime ext4 /dev/vda1 rw",
+        "range of ports is gone: 32768 60999",
+        "range of ports is new: 32768 32783",
+    ]

@@ -15,7 +15,9 @@ from chaos.injectors.context import InjectionContext, Target
 from chaos.injectors.guard import Guard
 from chaos.injectors.injector import InjectionRequest
 from chaos.primitives.processes import end, end_at_once
+from resilient.agent.memory import region_directory
 from resilient.config import dump, load
+from resilient.heartbeat_region import AgentRegion, WorkerRegion
 
 
 @pytest.fixture
@@ -52,6 +54,22 @@ def test_a_driver_of_another_pid_namespace_is_not_the_process_of_its_number_here
     write_lease(run_dir, os.getpid())
     with Guard() as guard:
         assert InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(), guard).driver().pid == os.getpid()
+
+
+def test_who_has_the_number_of_a_rank_that_its_killed_agent_has_left_is_not_hit(run_dir: Path):
+    regions = region_directory(run_dir, 0)
+    regions.mkdir(mode=0o700)
+    page = AgentRegion(regions / "g1-rank0")
+    WorkerRegion(regions / "g1-rank0").close()  # of this process, which no agent has started
+    try:
+        with Guard() as guard:
+            context = InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(rank=0), guard)
+            assert context.activities()[0].pid == os.getpid()
+            with pytest.raises(CannotInject, match="rank 0 does not run here"):
+                context.worker()
+    finally:
+        page.close()
+        regions.rmdir()
 
 
 def test_what_is_not_there_any_more_when_it_is_needed_is_answered(run_dir: Path):

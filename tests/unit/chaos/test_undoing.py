@@ -2,24 +2,33 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from leases import write_lease
+from mounts import needs_root
 
 from chaos.fault import CannotInject
 from chaos.faults import ib_port
 from chaos.faults.ib_port import IbPort
+from chaos.faults.run_dir_read_only import RunDirReadOnly
 from chaos.faults.time_limit import TimeLimit
 from chaos.injectors.context import InjectionContext, Target
 from chaos.injectors.guard import Guard
 from chaos.injectors.injector import InjectionRequest
-from chaos.primitives import processes
+from chaos.primitives import processes, sockets
+from chaos.verdict import machine
+from resilient import storage
 from resilient.config import dump, load
+from resilient.storage import Storage, TierStorage
 
 # The limit is in a file, and whose right it is to lengthen it in another one.
 SCONTROL = """#!/bin/sh
@@ -107,3 +116,89 @@ def test_a_port_is_down_only_if_its_state_says_so_and_up_again_too(
             with pytest.raises(CannotInject, match="no port has changed"):
                 fault.inject(context)
     assert (context.not_undone() == "") == undone
+
+
+def test_a_rank_hears_again_whatever_modules_the_working_directory_has(tmp_path: Path):
+    (tmp_path / "chaos.py").write_text("raise ImportError('a script of somebody else')")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = f"import socket; print(socket.create_connection(('127.0.0.1', {server.getsockname()[1]})).recv(1), flush=True)"
+        rank = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        peer, _ = server.accept()
+        process = psutil.Process(rank.pid)
+        with sockets.borrowed(process) as connections:
+            for each in connections.values():
+                sockets.deafen(each)
+        subprocess.run(sockets.undo(process), cwd=tmp_path, check=False)
+        peer.sendall(b"x")
+        try:
+            assert rank.communicate(timeout=5)[0] == b"b'x'\n"
+        finally:
+            rank.kill()
+            rank.wait()
+            peer.close()
+
+
+def describe(run_dir: Path, root: Path) -> None:
+    """Leave what a driver leaves of a campaign's tiers: one in memory, and the durable one."""
+    common: dict[str, Any] = {
+        "keep_last": 2,
+        "keep_every": None,
+        "every_steps": 1,
+        "every_s": None,
+        "replicas": False,
+        "max_bytes_per_s": None,
+    }
+    tiers = (
+        TierStorage("ram", "memory", durable=False, roots=(str(root),), **common),
+        TierStorage("disk", "durable", durable=True, roots=(str(run_dir / "checkpoints"),), **common),
+    )
+    (run_dir / storage.FILE).write_text(json.dumps(asdict(Storage("0" * 16, tiers, 2, ()))))
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["all runs", "Läufe"])
+def test_a_run_directory_of_any_name_turns_read_only_and_is_mounted_once_afterwards(tmp_path: Path, name: str):
+    run_dir = tmp_path / name
+    run_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", run_dir], check=True)
+    try:
+        describe(run_dir, run_dir / "ram")
+        (tmp_path / "config.yaml").write_text("cluster: {device: cpu, procs_per_node: 1}\n")
+        config = load(tmp_path / "config.yaml", [f"run_dir={run_dir}"])
+        before = machine.inspect([run_dir])["mount"]
+        with (run_dir / "log").open("w"), Guard() as guard:  # open, so that the kernel lets only a view be mounted
+            context = InjectionContext(run_dir, config, Target(), guard, over=lambda seconds: True)
+            assert RunDirReadOnly().inject(context)["view"]
+            assert machine.inspect([run_dir])["mount"] != before
+        assert machine.inspect([run_dir])["mount"] == before
+        (run_dir / "log").write_text("")
+    finally:
+        while subprocess.run(["mountpoint", "-q", run_dir], check=False).returncode == 0:
+            subprocess.run(["umount", "-l", run_dir], check=True)
+
+
+# An injector's process, which is killed as it begins to delete.
+KILLED_AS_IT_DELETES = """
+import os, shutil, signal, sys
+from pathlib import Path
+from chaos.faults.snapshot_lost import SnapshotLost
+from chaos.injectors.context import InjectionContext, Target
+from chaos.injectors.guard import Guard
+from resilient.config import load
+run_dir = Path(sys.argv[1])
+shutil.rmtree = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+with Guard() as guard:
+    SnapshotLost().inject(InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(node=0), guard))
+"""
+
+
+def test_of_snapshots_that_are_lost_nothing_is_left_when_their_injector_is_killed(run_dir: Path):
+    root = run_dir / "ram" / "identity" / "node0"
+    (root / "step-00000003").mkdir(parents=True)
+    describe(run_dir, root)
+    killed = subprocess.run([sys.executable, "-c", KILLED_AS_IT_DELETES, str(run_dir)], check=False)
+    assert killed.returncode == -9
+    deadline = time.monotonic() + 20
+    while (left := list(root.parent.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left == []

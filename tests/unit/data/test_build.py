@@ -41,9 +41,10 @@ def test_only_the_end_of_a_document_is_the_end_of_text_token(tmp_path: Path) -> 
     assert np.flatnonzero(tokens == end).tolist() == [len(tokens) - 1]
 
 
-def test_a_line_of_jsonl_is_a_document_under_its_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.jsonl", "A.JSONL", "a.Json"])
+def test_a_line_of_jsonl_is_a_document_under_its_key(tmp_path: Path, name: str) -> None:
     lines = [{"body": "one", "text": 5}, {"body": ""}, {"body": " \n"}, {"body": "zwei\nZeilen"}]
-    path = put(tmp_path / "a.jsonl", "\ufeff" + "\n\n".join(map(json.dumps, lines)))
+    path = put(tmp_path / name, "\ufeff" + "\n\n".join(map(json.dumps, lines)))
     assert made(tmp_path, path, json_key="body") == [f"one{END_OF_TEXT}", f"zwei\nZeilen{END_OF_TEXT}"]
 
 

@@ -182,7 +182,11 @@ def test_a_source_that_is_not_what_it_says_leaves_nothing(tmp_path: Path):
     (whole.parent / "config.json").write_text(json.dumps(about))
     whole.write_bytes(whole.read_bytes()[:1000])
     refused("cannot be read")
-    (whole.parent / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: "../model.safetensors"}}))
+    index = whole.parent / "model.safetensors.index.json"
+    for damaged in ({}, {"weight_map": [name]}):
+        index.write_text(json.dumps(damaged))
+        refused("has no weight_map")
+    index.write_text(json.dumps({"weight_map": {name: "../model.safetensors"}}))
     refused("no safetensors file beside it")
 
 

@@ -2,12 +2,20 @@
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch
 from layouts import BASE, Sections, deep, merged, name_of, spread
 from soak import soaked, soaked_after
+from torch.distributed.pipelining.schedules import (
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from trainer_ranks import run_ranks, train, trained, write_config
 
 from resilient.worker import Config, load_config, settle
@@ -156,6 +164,37 @@ def test_what_a_pipeline_keeps_in_flight():
     assert [flight("1f1b", rank) for rank in range(4)] == [4, 3, 2, 1]
     assert flight("gpipe", 0) == 16
     assert flight("interleaved_1f1b", 0) == 5.5
+
+
+ROUNDS: list[tuple[str, Any, int]] = [
+    ("zero_bubble", ScheduleInterleavedZeroBubble, 1),
+    ("zero_bubble", ScheduleInterleavedZeroBubble, 2),
+    ("interleaved_1f1b", ScheduleInterleaved1F1B, 2),
+]
+
+
+@pytest.mark.parametrize("count", [4, 6, 7, 16])
+@pytest.mark.parametrize(("schedule", "kind", "virtual"), ROUNDS)
+def test_what_a_pipeline_keeps_in_flight_is_what_the_schedule_has_begun_and_not_ended(
+    schedule: str, kind: Any, virtual: int, count: int
+):
+    config = Config.model_validate(
+        {
+            "parallel": {"pp": 4, "schedule": schedule, "virtual_stages": virtual},
+            "model": {"layers": 8},
+            "train": {"global_batch_size": count, "micro_batch_size": 1},
+        }
+    )
+    a_round = count // max(1, count // 4)
+    made = SimpleNamespace(n_local_stages=virtual, pp_group_size=4, microbatches_per_round=a_round, _n_microbatches=count)
+    made.number_of_rounds = count // a_round
+    for rank in range(4):
+        under_way, most = 0, 0
+        for action in kind._calculate_single_rank_operations(made, rank):
+            what = None if action is None else action.computation_type
+            under_way += (what is FORWARD) - (what in (FULL_BACKWARD, BACKWARD_WEIGHT))
+            most = max(most, under_way)
+        assert in_flight(config, settle(config, 4), rank) == most / virtual
 
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
