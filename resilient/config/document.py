@@ -112,11 +112,27 @@ def construct(node: yaml.Node | None) -> Any:
     if node is None:
         return None
     try:
-        return yaml.SafeLoader("").construct_document(node)
+        return _apart(yaml.SafeLoader("").construct_document(node))
     except yaml.YAMLError as error:
         raise _refused(error) from None
     except (ValueError, OverflowError) as error:  # a day that is in no calendar
         raise NotADocument(f"not valid YAML: {error}") from None
+
+
+def _apart(value: Any) -> Any:
+    """The same, but what an alias stands for is a value of its own: whoever changes one does not change the others."""
+    if isinstance(value, dict):
+        return {key: _apart(each) for key, each in value.items()}
+    return [_apart(each) for each in value] if isinstance(value, list) else value
+
+
+def as_text(value: object) -> str:
+    """A plain value as the `VALUE` of `KEY=VALUE` that is read as the same; bytes that are no characters stay what they are."""
+    if isinstance(value, str) and _UNPRINTABLE.search(value):
+        return value
+    style = '"' if isinstance(value, str) else None
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=float("inf"))
+    return text.removesuffix("...\n").rstrip("\n")
 
 
 def written(node: yaml.Node) -> str:

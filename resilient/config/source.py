@@ -184,7 +184,7 @@ def attribute(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> 
 def write(config: Config, path: Path) -> None:
     """Put the config into a file, marked as written by this runtime, at once or not at all. Raises OSError."""
     new = path.with_name(f"{path.name}.new")
-    new.write_text(f"{WRITTEN}, and anew at each start: comments do not stay.\n{dump(config)}")
+    new.write_text(f"{WRITTEN}, and anew at each start: comments do not stay.\n{dump(config)}", encoding="utf-8")
     new.replace(path)
 
 
@@ -316,6 +316,8 @@ def in_words(source: Source, found: Mapping[str, Any], root: type[BaseModel] = C
         return source.problem(key, None, "is missing")
     if found["type"] == "finite_number":
         return source.problem(key, value, f"allowed: {allowed(annotation, field)}, and finite")
+    if found["type"] == "string_unicode" and isinstance(value, str):
+        return source.problem(key, None, paths.not_to_be_written(value) or "is no text")
     quote = "; put it in quotes" if found["type"] in ("string_type", "path_type") and isinstance(value, _READ_AS) else ""
     return source.problem(key, value, f"allowed: {allowed(annotation, field)}{quote}")
 

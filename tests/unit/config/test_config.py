@@ -1,6 +1,9 @@
 """Configs that are right: defaults, overrides, variables, and what they come to on a machine."""
 
+import os
 import re
+import subprocess
+import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +72,31 @@ def test_a_path_alone_turns_the_text_off(tmp_path: Path):
 def test_anchors_and_merges_work(tmp_path: Path):
     path = write(tmp_path, "args:\n  base: &base {a: 1, b: 2}\n  more: {<<: *base, b: 3}\n")
     assert load(path).args["more"] == {"a": 1, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("args: {a: &x {lr: 1}, b: *x}\n", "args.b.lr"),
+        ("args: {a: &x {opt: {lr: 1}}, b: {<<: *x}}\n", "args.b.opt.lr"),
+        ("args: {a: &x [1], b: *x}\n", "args.b.0"),
+    ],
+)
+def test_an_override_leaves_what_is_written_by_the_same_anchor_as_it_is(tmp_path: Path, text: str, key: str):
+    path = write(tmp_path, text)
+    before, found = load(path).args, load(path, [f"{key}=2"]).args
+    assert found["a"] == before["a"] and found["b"] != before["b"]
+
+
+def test_a_config_is_kept_as_utf8_whatever_the_locale_is(tmp_path: Path):
+    program = (
+        "from pathlib import Path; from resilient.config import load, write; "
+        "write(load(Path('c.yaml')), Path('kept.yaml')); assert load(Path('kept.yaml')) == load(Path('c.yaml'))"
+    )
+    (tmp_path / "c.yaml").write_text("slurm: {account: größe}\n", encoding="utf-8")
+    environ = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environ, check=True)
+    assert load(tmp_path / "kept.yaml").slurm.account == "größe"
 
 
 def test_what_is_dumped_loads_to_the_same(tmp_path: Path):
