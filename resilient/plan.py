@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from resilient import entry, network, storage, throughput
 from resilient.campaign import binding_here
@@ -55,9 +56,9 @@ def show(
     sections["patience"] = patience(config)
     console = Console(highlight=False)
     for title, rows in ((title, rows) for title, rows in sections.items() if rows):
-        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+        table = Table(title=Text(title, style="bold"), title_justify="left", show_header=False, box=None, pad_edge=False)
         for name, value in rows.items():
-            table.add_row(f"  {name}", str(value))
+            table.add_row(Text(f"  {name}"), Text(str(value)))  # not markup
         console.print(table)
 
 
