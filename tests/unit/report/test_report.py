@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from reported import agreed, drawn, written
 from runs import HOSTS, KINDS, made
+from typer.testing import CliRunner
 
 from resilient import ledger, page
 from resilient.account import PARTS
+from resilient.cli import app
 from resilient.exits import EnvironmentUnusable
 from resilient.report import command
 from resilient.report.reading import read
@@ -128,6 +130,17 @@ def test_a_folder_that_is_no_run_directory_has_no_page(tmp_path: Path):
     with pytest.raises(EnvironmentUnusable, match="is not a run directory"):
         command.write(tmp_path, None)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", ["", ".", "..", "/", "here"])
+@pytest.mark.parametrize("words", [["report", "--output"], ["status", "--svg"], ["bench", "--best"]], ids=lambda words: words[0])
+def test_what_is_no_file_to_write_to_is_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], file: str):
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "run", steps=1, faults=0, jobs=1)
+    (tmp_path / "here").mkdir()
+    done = CliRunner().invoke(app, [words[0], "run", words[1], file])
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
+    assert words[1] in done.output and "is a directory, and a file is wanted" in done.output
 
 
 # -- how it looks ----------------------------------------------------------------------------------------------------------
