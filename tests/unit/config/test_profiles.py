@@ -10,7 +10,7 @@ import pytest
 from resilient.campaign import communication
 from resilient.config import ConfigError, dump, from_site, layout, load
 from resilient.config.profile import fill, names
-from resilient.plan import show
+from resilient.plan import runtime_layout, show, training
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.script import script
 
@@ -149,3 +149,11 @@ def test_plan_shows_values_as_they_are(
     show(config, layout(config, cpu_count=1, gpu_count=0), {"slurm.constraint": text})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["slurm.constraint", *text.split()] in lines and ["run", "directory", f"{tmp_path}/{text}"] in lines
+
+
+def test_plan_says_of_a_script_nothing_that_only_a_config_decides(tmp_path: Path):
+    config = load(write(tmp_path, f"run_dir: {tmp_path}/run\nentrypoint: train.py\n"))
+    assert training(config, {}, ()) == {}
+    assert training(load(tmp_path / "config.yaml", ["train.steps=1000"]), {}, ()) == {"steps": "1,000"}
+    assert "global batch" not in runtime_layout(config, layout(config, cpu_count=1, gpu_count=0))
+    assert {"steps", "precision", "learning rate"} <= training(load(write(tmp_path, "name: x\n")), {}, ()).keys()
