@@ -50,8 +50,26 @@ class AmbiguousNumber(NotADocument):
 
 
 def read(path: Path) -> Any:
-    """The plain values of a file; None where it is empty. Raises NotADocument."""
-    return construct(compose(text_of(path)))
+    """The plain values of a file; None where it is empty. A key that stands twice is refused. Raises NotADocument."""
+    node = compose(text_of(path))
+    _must_be_once(node)
+    return construct(node)
+
+
+def _must_be_once(node: yaml.Node | None) -> None:
+    """Raises NotADocument where one key of a mapping would silently take the place of another."""
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise NotADocument(f"{key.value} stands twice; it was set in line {lines[key.value]} already", line)
+                lines[key.value] = line
+            _must_be_once(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _must_be_once(each)
 
 
 def value_at(path: Path, *key: str) -> object:

@@ -74,6 +74,11 @@ def test_a_cell_whose_config_changes_is_another_one(tmp_path: Path):
         ("name: g\nfile: nowhere.yaml\n", "there is no such file"),
         ("name: g\nsteps: 1\n", "steps"),
         ("[1, 2]\n", "grid.yaml"),
+        (
+            "name: g\naxes:\n  parallel.tp: [1, 2]\n  parallel.tp: [4]\n",
+            "grid.yaml:4: parallel.tp stands twice; it was set in line 3",
+        ),
+        ("name: g\ncells:\n  - {a: 1, b: {c: 1,\n      c: 2}}\n", "grid.yaml:4: c stands twice; it was set in line 3 already"),
         ("name: g\naxes: {" + ", ".join(f"a.k{n}: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]" for n in range(5)) + "}\n", "more than 10,000"),
     ],
 )
