@@ -235,6 +235,10 @@ def report(
     from resilient.access import restrict_as
     from resilient.report import command
 
+    if as_markdown and watch:
+        raise typer.BadParameter("does not go with --watch", param_hint="--markdown")
+    if output is not None and (as_markdown or watch):
+        raise typer.BadParameter(f"does not go with --{'markdown' if as_markdown else 'watch'}", param_hint="--output")
     _must_be_file(output, "--output")
     if as_markdown:
         typer.echo(command.as_markdown(run_dir), nl=False)

@@ -143,6 +143,13 @@ def test_what_is_no_file_to_write_to_is_wrong_use(tmp_path: Path, monkeypatch: p
     assert words[1] in done.output and "is a directory, and a file is wanted" in done.output
 
 
+@pytest.mark.parametrize("words", [["--markdown", "-o", "x"], ["--watch", "-o", "x"], ["--markdown", "--watch"]])
+def test_ways_to_get_a_report_that_exclude_each_other_are_wrong_use(tmp_path: Path, words: list[str]):
+    made(tmp_path / "run", steps=1, faults=0, jobs=1)
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), *words])
+    assert done.exit_code == 2 and "does not go with --" in done.output
+
+
 # -- how it looks ----------------------------------------------------------------------------------------------------------
 
 
