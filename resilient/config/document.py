@@ -149,8 +149,20 @@ def as_text(value: object) -> str:
     if isinstance(value, str) and _UNPRINTABLE.search(value):
         return value
     style = '"' if isinstance(value, str) else None
-    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=float("inf"))
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=LIMIT_BYTES)
     return text.removesuffix("...\n").rstrip("\n")
+
+
+def is_number(node: yaml.Node) -> bool:
+    """Whether it is a number, whose `value` is as it is written."""
+    return node.tag in _NUMBERS
+
+
+def is_cut_short(node: yaml.Node | None, text: str) -> bool:
+    """Whether YAML takes a part of a text, as of a word of the command line, for a comment: `#5`, and the end of `Issue #5`."""
+    if node is not None and (not isinstance(node, yaml.ScalarNode) or node.style is not None):
+        return False
+    return text[0 if node is None else node.end_mark.index :].lstrip().startswith("#")
 
 
 def written(node: yaml.Node) -> str:

@@ -75,6 +75,8 @@ BAD = [
         (r"command line: entrypoint: gr\xfcn.py has bytes that are not UTF-8",),
         ("entrypoint=gr\udcfcn.py",),
     ),
+    Bad("variables that are a set", "slurm: {environment: !!set {A, B}}\n", 1, ("slurm.environment", "allowed: a mapping")),
+    Bad("a section that is a set", "slurm: !!set {environment: {A: 1}}\n", 1, ("slurm", "a mapping")),
     # keys
     Bad("unknown section", "name: x\nmodle: {}\n", 2, ("modle", "unknown key", "did you mean 'model'?", "checkpoint")),
     Bad("unknown key", "train:\n  step: 5\n", 2, ("train.step", "did you mean 'steps'?", "global_batch_size")),
