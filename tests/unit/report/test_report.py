@@ -196,6 +196,24 @@ def test_text_has_no_colours_but_those_whose_contrast_is_known(tmp_path: Path):
         ("api_key", "k", HIDDEN),
         ("password", ["a", ""], [HIDDEN, ""]),
         ("data.path", "s3://user:pass@host/bucket?sig=1", "s3://host/…"),
+        (
+            "slurm.setup",
+            ["export HF_TOKEN='a b'; cd x", "export API-KEY=k N=1"],
+            [
+                f"export HF_TOKEN={HIDDEN}; cd x",
+                f"export API-KEY={HIDDEN} N=1",
+            ],
+        ),
+        (
+            "entrypoint",
+            'train.py --wandb-api-key k --lr 3 --hub_token="t u"',
+            f"train.py --wandb-api-key {HIDDEN} --lr 3 --hub_token={HIDDEN}",
+        ),
+        (
+            "entrypoint",
+            "train.py --tokens 5 --monkey=3 --key-file=f --keys 2",
+            "train.py --tokens 5 --monkey=3 --key-file=f --keys 2",
+        ),
         ("data.tokenizer", "gpt2", "gpt2"),
         ("data.tokenizer.vocab_size", 4096, 4096),
         ("train.tokens_per_s", "7", "7"),
