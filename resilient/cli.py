@@ -43,6 +43,12 @@ def _named(word: str) -> Path:
     return Path(word)
 
 
+def _must_be_file(path: Path | None, option: str) -> None:
+    """What is to be written: found out before there is much of it."""
+    if path is not None and (path.name in ("", "..") or path.is_dir()):
+        raise typer.BadParameter(f"{path} is a directory, and a file is wanted", param_hint=option)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from resilient.version import described
@@ -206,6 +212,7 @@ def status(
             raise typer.BadParameter(str(error), param_hint="--pid") from None
         typer.echo(local_pid(run_dir, name))
         return
+    _must_be_file(svg, "--svg")
     if svg is not None:
         typer.echo(draw(run_dir, svg))
         return
@@ -228,6 +235,11 @@ def report(
     from resilient.access import restrict_as
     from resilient.report import command
 
+    if as_markdown and watch:
+        raise typer.BadParameter("does not go with --watch", param_hint="--markdown")
+    if output is not None and (as_markdown or watch):
+        raise typer.BadParameter(f"does not go with --{'markdown' if as_markdown else 'watch'}", param_hint="--output")
+    _must_be_file(output, "--output")
     if as_markdown:
         typer.echo(command.as_markdown(run_dir), nl=False)
     elif watch:
@@ -303,8 +315,7 @@ def watch(
     from resilient.watch.command import watch as look
     from resilient.watch.memory import default_path
 
-    if memory is not None and (memory.name in ("", "..") or memory.is_dir()):
-        raise typer.BadParameter(f"{memory} is a directory, and a file is wanted", param_hint="--memory")
+    _must_be_file(memory, "--memory")
     wanted = Wanted(run_dirs, patience_s, notify, memory or (default_path() if notify else Path(os.devnull)), every_s, as_json)
     raise typer.Exit(look(wanted, typer.echo))
 
@@ -343,6 +354,7 @@ def bench(
     """Measure layouts: each cell of a grid as a short campaign; those that were run before are not run again."""
     from resilient.bench.command import bench as run_grid
 
+    _must_be_file(best, "--best")
     run_grid(grid, directory=directory, again=again, best=best)
 
 

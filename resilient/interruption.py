@@ -19,6 +19,8 @@ class Interrupted(ForeseenError):
 def interruptible(what_then: str) -> Iterator[None]:
     """SIGTERM, Ctrl-C and the terminal's end raise Interrupted, each once, so that what was started is ended.
 
+    What is ignored stays so (nohup).
+
     Args:
         what_then: the message's end: what becomes of the work.
     """
@@ -27,7 +29,8 @@ def interruptible(what_then: str) -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
         raise Interrupted(f"stopped by {signal.Signals(number).name}; {what_then}")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    ends = [each for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in ends}
     try:
         yield
     finally:

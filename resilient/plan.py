@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from resilient import entry, network, storage, throughput
 from resilient.campaign import binding_here
@@ -55,9 +56,9 @@ def show(
     sections["patience"] = patience(config)
     console = Console(highlight=False)
     for title, rows in ((title, rows) for title, rows in sections.items() if rows):
-        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+        table = Table(title=Text(title, style="bold"), title_justify="left", show_header=False, box=None, pad_edge=False)
         for name, value in rows.items():
-            table.add_row(f"  {name}", str(value))
+            table.add_row(Text(f"  {name}"), Text(str(value)))  # not markup
         console.print(table)
 
 
@@ -69,7 +70,7 @@ def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
         "nodes": f"{layout.nodes} with {layout.procs_per_node} ranks each, {layout.threads_per_proc} threads a rank",
         "binding": f"{binding_here(config, layout, in_job=JOB in os.environ)} (of this machine)",
         "when nodes are lost": _fewer(config, layout),
-        "global batch": _global_batch(config, layout),
+        **({} if config.is_script else {"global batch": _global_batch(config, layout)}),
         **({"note": note} if (note := throughput.advice(config, layout)) is not None else {}),
         "run directory": config.run_dir,
     }
@@ -84,7 +85,9 @@ def _hybrid(layout: Layout) -> str:
 
 
 def training(config: Config, decisions: Mapping[str, Decision], notes: Sequence[str]) -> dict[str, object]:
-    """How long, in which precision, and whether compiled."""
+    """How long, in which precision, and whether compiled; of a script, which knows no config, what it is known to have to reach."""
+    if config.is_script:
+        return {} if config.target_step is None else {"steps": f"{config.target_step:,}"}
     warmup, decay = spans(config)
     schedule = f"{config.optimizer.schedule} over {decay:,} samples" if config.optimizer.schedule != "constant" else "constant"
     return {

@@ -3,7 +3,6 @@
 Pure: words go in, the path of a config and the keys to set come out. A script without a config is an empty config and keys.
 """
 
-import json
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from resilient.config.document import as_text
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem
 
 NO_CONFIG = Path(os.devnull)  # an empty file is a config
@@ -77,7 +77,7 @@ def understand(
     asked = [
         *([f"cluster.procs_per_node={procs}"] if procs is not None else []),
         *([f"cluster.nodes={nodes}"] if nodes is not None else []),
-        *([f"run_dir={json.dumps(str(run_dir), ensure_ascii=False)}"] if run_dir is not None else []),
+        *([f"run_dir={as_text(str(run_dir))}"] if run_dir is not None else []),
     ]
     if rest[0] == "-m":
         return _program(rest, rest[1].rpartition(".")[2], [*asked, *settings], accept)
@@ -110,7 +110,7 @@ def _program(words: Sequence[str], name: str, settings: Sequence[str], accept: S
     fit = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-") or "run"
     return Told(
         NO_CONFIG,
-        (f"name={json.dumps(fit)}", f"entrypoint={json.dumps(shlex.join(words), ensure_ascii=False)}", *settings),
+        (f"name={as_text(fit)}", f"entrypoint={as_text(shlex.join(words))}", *settings),
         tuple(accept),
     )
 

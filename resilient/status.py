@@ -20,7 +20,7 @@ from rich.text import Text
 from resilient import ledger
 from resilient.account import PARTS
 from resilient.config.errors import shown_change
-from resilient.driver.display import describe, duration, harmless, size, without
+from resilient.driver.display import describe, duration, harmless, local_time, size, without
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record as identity
@@ -282,8 +282,8 @@ def _bad_nodes(summary: Summary) -> list[Text]:
 
 def _clock(t: float) -> str:
     """In local time; with the year where it is not this one, as of a job whose partition has no limit."""
-    local = time.localtime(t)
-    return time.strftime("%m-%d %H:%M:%S" if local.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M:%S", local)
+    year = local_time(t, "%Y")
+    return local_time(t, "%m-%d %H:%M:%S" if year == time.strftime("%Y") else "%Y-%m-%d %H:%M:%S")
 
 
 def _times(summary: Summary) -> list[Table]:

@@ -122,14 +122,12 @@ def _cell(number: int, keys: Values, grid: Grid, base: Values) -> Cell:
 
 
 def nested(keys: Values) -> dict[str, Any]:
-    """Dotted keys as the mappings that a config is made of."""
+    """Dotted keys as the mappings that a config is made of; of two that say otherwise of the same, the second one wins."""
     found: dict[str, Any] = {}
     for key, value in keys.items():
-        *sections, name = key.split(".")
-        at = found
-        for section in sections:
-            at = at.setdefault(section, {})
-        at[name] = value
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        found = merged(found, value)
     return found
 
 

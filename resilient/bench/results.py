@@ -63,11 +63,13 @@ def write_best(rows: Sequence[Row], file: Path) -> Row:
     """Write the keys of the best cell as YAML, which a config can take over. Raises EnvironmentUnusable."""
     winner = best(rows)
     if winner is None:
-        raise EnvironmentUnusable("no cell was measured, so that none is the best")
+        some = any(row.state == "measured" for row in rows)
+        why = "no cell tells tokens per second, by which they are compared" if some else "no cell was measured"
+        raise EnvironmentUnusable(f"{why}, so that none is the best")
     speed = f"{winner.tokens_per_s_and_rank:,.0f} tokens/s and rank"
     text = f"# The fastest of {len(rows)} cells: {speed}.\n" + yaml.safe_dump(nested(winner.keys), sort_keys=False)
     try:
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise EnvironmentUnusable(f"{file} cannot be written: {error.strerror}") from None
     return winner

@@ -3,7 +3,7 @@
 A ramp-up starts at a small batch and adds an increment each time an equal share of its samples is consumed (Smith et al., 2018).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,18 +39,32 @@ class BatchSizes:
             return [self.full]
         return [*range(self.start, self.full, self.increment), self.full]
 
+    def _rises(self) -> Iterator[tuple[int, int]]:
+        """The sizes below the full one, and how many batches of each there are."""
+        total, rises = 0, -(-(self.full - self.start) // self.increment) if self.samples else 0
+        while rises > 0 and total < self.samples:
+            size, risen = self.at(total), total * rises // self.samples
+            end = -(-(risen + 1) * self.samples // rises)  # from here on a batch is larger
+            count = -(-(end - total) // size)
+            yield size, count
+            total += count * size
+
     def consumed(self, steps: int) -> int:
         """Samples consumed after so many steps."""
         total = 0
-        while steps and total < self.samples:
-            total, steps = total + self.at(total), steps - 1
+        for size, count in self._rises():
+            count = min(count, steps)
+            total, steps = total + count * size, steps - count
+            if not steps:
+                break
         return total + steps * self.full
 
     def steps(self, samples: int) -> int:
         """Steps until at least one and at most so many samples are consumed; the last batch is not cut."""
-        total = count = 0
-        while total < self.samples and total + self.at(total) <= samples:
-            total, count = total + self.at(total), count + 1
-        if total >= self.samples:
-            count += max(0, samples - total) // self.full
-        return max(1, count)
+        total = steps = 0
+        for size, count in self._rises():
+            fit = min(count, max(0, samples - total) // size)
+            total, steps = total + fit * size, steps + fit
+            if fit < count:
+                return max(1, steps)
+        return max(1, steps + max(0, samples - total) // self.full)

@@ -1,5 +1,6 @@
 """What must fit together in a config, across its sections. Pure: a config to a list of problems."""
 
+import math
 from collections.abc import Iterator
 
 from resilient.config.errors import Problem
@@ -25,6 +26,8 @@ def check(config: Config) -> list[Problem]:
         *_slurm(config),
         *_logging(config),
         *_sinks(config),
+        *_free_values("args", config.args),
+        *_free_values("logging.sinks.others", config.logging.sinks.others),
         *out_of_order(config),
     ]
 
@@ -169,3 +172,15 @@ def _sinks(config: Config) -> Iterator[Problem]:
     for name in sinks.others:
         if name in SINKS:
             yield Problem(f"{key}.others.{name}", None, f"is one of the project's own: put it under {key}")
+
+
+def _free_values(key: str, value: object) -> Iterator[Problem]:
+    """Of values whose types nobody knows: what the run directory, in which they are kept as JSON has them, would turn into null."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _free_values(f"{key}.{name}", each)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _free_values(f"{key}.{number}", each)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Problem(key, value, "a number here is finite; allowed: text in quotes, for the entry point to make a number of")

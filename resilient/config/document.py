@@ -50,8 +50,26 @@ class AmbiguousNumber(NotADocument):
 
 
 def read(path: Path) -> Any:
-    """The plain values of a file; None where it is empty. Raises NotADocument."""
-    return construct(compose(text_of(path)))
+    """The plain values of a file; None where it is empty. A key that stands twice is refused. Raises NotADocument."""
+    node = compose(text_of(path))
+    _must_be_once(node)
+    return construct(node)
+
+
+def _must_be_once(node: yaml.Node | None) -> None:
+    """Raises NotADocument where one key of a mapping would silently take the place of another."""
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise NotADocument(f"{key.value} stands twice; it was set in line {lines[key.value]} already", line)
+                lines[key.value] = line
+            _must_be_once(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _must_be_once(each)
 
 
 def value_at(path: Path, *key: str) -> object:
@@ -112,11 +130,39 @@ def construct(node: yaml.Node | None) -> Any:
     if node is None:
         return None
     try:
-        return yaml.SafeLoader("").construct_document(node)
+        return _apart(yaml.SafeLoader("").construct_document(node))
     except yaml.YAMLError as error:
         raise _refused(error) from None
     except (ValueError, OverflowError) as error:  # a day that is in no calendar
         raise NotADocument(f"not valid YAML: {error}") from None
+
+
+def _apart(value: Any) -> Any:
+    """The same, but what an alias stands for is a value of its own: whoever changes one does not change the others."""
+    if isinstance(value, dict):
+        return {key: _apart(each) for key, each in value.items()}
+    return [_apart(each) for each in value] if isinstance(value, list) else value
+
+
+def as_text(value: object) -> str:
+    """A plain value as the `VALUE` of `KEY=VALUE` that is read as the same; bytes that are no characters stay what they are."""
+    if isinstance(value, str) and _UNPRINTABLE.search(value):
+        return value
+    style = '"' if isinstance(value, str) else None
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=LIMIT_BYTES)
+    return text.removesuffix("...\n").rstrip("\n")
+
+
+def is_number(node: yaml.Node) -> bool:
+    """Whether it is a number, whose `value` is as it is written."""
+    return node.tag in _NUMBERS
+
+
+def is_cut_short(node: yaml.Node | None, text: str) -> bool:
+    """Whether YAML takes a part of a text, as of a word of the command line, for a comment: `#5`, and the end of `Issue #5`."""
+    if node is not None and (not isinstance(node, yaml.ScalarNode) or node.style is not None):
+        return False
+    return text[0 if node is None else node.end_mark.index :].lstrip().startswith("#")
 
 
 def written(node: yaml.Node) -> str:

@@ -21,6 +21,7 @@ def not_empty(value: object) -> object:
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, strict=True)]
+Length = Annotated[int, Field(ge=1, le=1 << 53, strict=True)]  # of a run: no reader of its files takes a larger number
 NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 # Not strict: YAML reads 1e-3 as text.

@@ -1,4 +1,4 @@
-"""Variables in the paths of a config: `${name}`, `${run_dir}`, and those of the environment."""
+"""Variables in the paths of a config: `${name}`, `${run_dir}`, and those of the environment; and what cannot be written down."""
 
 import os
 import re
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from resilient.config.errors import Problem, shown
 from resilient.config.schema import Config
 
+_NO_CHARACTER = re.compile("[\ud800-\udfff]")  # what stands for a byte of a command line or a variable that is no text
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 
 
@@ -35,7 +36,7 @@ def expanded(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[P
         except RuntimeError as error:
             problems.append(Problem(key, path, f"there is no such home directory: {error}"))
             return Path(text)
-        why = _not_to_be_written(found)
+        why = not_to_be_written(found)
         if why is not None:
             problems.append(Problem(key, None, why))
         return found
@@ -69,13 +70,19 @@ def expanded(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[P
             return value.model_copy(update=changes) if changes else value
         if isinstance(value, list):
             return [one(entry, f"{key}.{number}") for number, entry in enumerate(value)]
+        if isinstance(value, dict):
+            for name, entry in value.items():
+                one(name, key)
+                one(entry, f"{key}.{name}")
+        elif isinstance(value, str) and _NO_CHARACTER.search(value):
+            problems.append(Problem(key, None, not_to_be_written(value) or "is no text"))
         return value
 
     return config.model_copy(update=below(config, "")), problems
 
 
-def _not_to_be_written(path: Path) -> str | None:
-    """What keeps a path from being written down in a run directory, in UTF-8; None where nothing does."""
+def not_to_be_written(path: Path | str) -> str | None:
+    """What keeps a path or a text from being written down in a run directory, in UTF-8; None where nothing does."""
     encoding = sys.getfilesystemencoding()
     try:
         name = os.fsencode(path)

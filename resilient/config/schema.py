@@ -28,7 +28,7 @@ class Config(Section):
         "and control files that members of the user's groups have written are trusted",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 42
-    entrypoint: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|-m [A-Za-z_][\w.]*( .*)?|.+\.py\b.*)$")] = Field(
+    entrypoint: Annotated[str, Field(pattern=r"^(?s:[A-Za-z_][\w.]*:[A-Za-z_]\w*|-m [A-Za-z_][\w.]*( .*)?|.+\.py\b.*)$")] = Field(
         "trainer.main:train",
         description="module:function that every rank calls, or a script with its arguments, or -m and a module with its arguments, "
         "in which `${name}` and `${run_dir}` are replaced",

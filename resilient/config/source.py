@@ -29,6 +29,7 @@ MOST = 4  # times as many are looked at: some are told by others
 MOST_MEANT = 3  # keys that a misplaced one is told to be
 WRITTEN = "# Written by resilient"  # how a config begins that `write` has written
 _READ_AS = (bool, int, float, datetime.date)  # what YAML makes of some texts that are not in quotes
+VARIABLES: Key = ("slurm", "environment")  # are text: a number stays as it is written, for 1.10 is not 1.1
 WARMUP: tuple[Key, Key] = (("optimizer", "warmup_samples"), ("optimizer", "warmup_tokens"))
 
 
@@ -184,7 +185,7 @@ def attribute(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> 
 def write(config: Config, path: Path) -> None:
     """Put the config into a file, marked as written by this runtime, at once or not at all. Raises OSError."""
     new = path.with_name(f"{path.name}.new")
-    new.write_text(f"{WRITTEN}, and anew at each start: comments do not stay.\n{dump(config)}")
+    new.write_text(f"{WRITTEN}, and anew at each start: comments do not stay.\n{dump(config)}", encoding="utf-8")
     new.replace(path)
 
 
@@ -221,7 +222,21 @@ def parse(path: Path, what: str = "a config") -> Source:
         values = document.construct(node)
     except NotADocument as error:
         raise ConfigError([Problem("", None, error.message, path, error.line)]) from None
+    _keep_as_written(node, values)
     return Source(path, values, lines)
+
+
+def _keep_as_written(node: yaml.Node, values: Any) -> None:
+    """Put numbers among `VARIABLES` into the values as texts. Args: node: that they were constructed from, with merges resolved."""
+    for part in VARIABLES:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next((value for key, value in reversed(pairs) if key.value == part), None)
+        if found is None or not isinstance(values, dict):
+            return
+        node, values = found, values[part]
+    if isinstance(node, yaml.MappingNode) and isinstance(values, dict):
+        last = {key.value: value for key, value in node.value}
+        values |= {name: value.value for name, value in last.items() if document.is_number(value)}
 
 
 def _index(path: Path, node: yaml.Node, at: Key, lines: dict[Key, int]) -> Iterator[Problem]:
@@ -259,7 +274,10 @@ def _override(source: Source, override: str) -> Iterator[Problem]:
         yield Problem("", None, f"{shown(override)!r} is not KEY=VALUE, as in train.steps=200", None, COMMAND_LINE)
         return
     try:
-        value = document.construct(document.compose(text))
+        node = document.compose(text)
+        value = text if document.is_cut_short(node, text) else document.construct(node)
+        if node is not None and len(key) == len(VARIABLES) + 1 and key[:-1] == VARIABLES and document.is_number(node):
+            value = node.value
     except AmbiguousNumber as error:
         yield Problem(name, None, error.message, None, COMMAND_LINE)
         return
@@ -316,6 +334,8 @@ def in_words(source: Source, found: Mapping[str, Any], root: type[BaseModel] = C
         return source.problem(key, None, "is missing")
     if found["type"] == "finite_number":
         return source.problem(key, value, f"allowed: {allowed(annotation, field)}, and finite")
+    if found["type"] == "string_unicode" and isinstance(value, str):
+        return source.problem(key, None, paths.not_to_be_written(value) or "is no text")
     quote = "; put it in quotes" if found["type"] in ("string_type", "path_type") and isinstance(value, _READ_AS) else ""
     return source.problem(key, value, f"allowed: {allowed(annotation, field)}{quote}")
 

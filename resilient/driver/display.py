@@ -43,6 +43,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
 
 
+def local_time(t: float, form: str) -> str:
+    """A time as `strftime` writes it. Args: t: unix seconds, which may be what a person has written for "never"."""
+    try:
+        return time.strftime(form, time.localtime(t))
+    except (OverflowError, OSError, ValueError):
+        return "beyond all calendars"
+
+
 def size(count: float) -> str:
     """Bytes as a person reads them."""
     for unit in ("B", "KiB", "MiB", "GiB"):

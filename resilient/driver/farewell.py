@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from resilient import storage
 from resilient.config import Config, Layout
+from resilient.driver.display import harmless
 from resilient.exits import Exit
 from resilient.past import record as past
 from resilient.past.fold import Past
@@ -19,7 +20,7 @@ def greeting(config: Config, layout: Layout) -> str:
     """Who runs what, where."""
     ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)} on {layout.nodes} node{'s' * (layout.nodes > 1)}"
     if config.is_script:
-        return f"{config.name}: {config.entrypoint}: {ranks}, in {config.run_dir}"
+        return f"{config.name}: {harmless(config.entrypoint)}: {ranks}, in {config.run_dir}"
     hybrid = f" = {layout.dp_replicate} × {layout.dp_shard}" if layout.dp_replicate > 1 else ""
     axes = f"tp {layout.tp}, pp {layout.pp}, dp {layout.dp}{hybrid}"
     return f"{config.name}: {ranks} ({axes}), {config.train.steps} steps, in {config.run_dir}"

@@ -4,7 +4,6 @@ config and the lineage. The parent is only read, and may go on meanwhile.
 Owns what a fork takes over. All of it appears at once, by the rename of the new run directory, which comes last.
 """
 
-import json
 import os
 import re
 import secrets
@@ -28,6 +27,7 @@ from checkpoint.naming import step_path, steps
 from checkpoint.verification import verify
 from resilient import access, ledger
 from resilient.config import Config, ConfigError, Problem, load, write
+from resilient.config.document import as_text
 from resilient.config.errors import COMMAND_LINE, shown_change
 from resilient.config.sections.fault_tolerance import Tier
 from resilient.exits import EnvironmentUnusable
@@ -93,7 +93,7 @@ def fork(parent: Path, step: int | None, new: Path, overrides: Sequence[str]) ->
     must_be_run_directory(parent)
     file = parent / "config.yaml"
     before = load(file)
-    settings = [f"run_dir={json.dumps(str(new), ensure_ascii=False)}", *overrides]
+    settings = [f"run_dir={as_text(str(new))}", *overrides]
     mode = load(file, settings).run_dir_mode
     access.must_be_ours(file, parent, mode)
     access.restrict(mode)
@@ -219,13 +219,13 @@ def _config(parent: Path, before: Config, state: Any, new: Path, overrides: Sequ
             above, _, last = key.rpartition(".")
             inside = at(then, above) if above else then
             if kind != "free" and isinstance(inside, dict) and last in inside and inside[last] != at(now, key):
-                settings.append(f"{key}={json.dumps(inside[last], ensure_ascii=False)}")
+                settings.append(f"{key}={as_text(inside[last])}")
     named = {each.partition("=")[0] for each in overrides}
     if "data.path" in named and "data.text" not in named:
         settings.append("data.text=null")
     if _NAME.fullmatch(new.name):
-        settings.append(f"name={json.dumps(new.name, ensure_ascii=False)}")
-    config = load(parent / "config.yaml", [*settings, f"run_dir={json.dumps(str(new), ensure_ascii=False)}", *overrides])
+        settings.append(f"name={as_text(new.name)}")
+    config = load(parent / "config.yaml", [*settings, f"run_dir={as_text(str(new))}", *overrides])
     tiers: list[Tier] = []
     for tier in config.checkpoint.tiers:
         path = _relocated(_relocated(tier.path, before.run_dir, new), parent, new)

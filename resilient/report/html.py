@@ -3,14 +3,13 @@
 What `resilient status` says, too, is taken from the same summary, and stands in `data` elements with its key and its exact value.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from resilient.chart import safe
 from resilient.config.errors import shown_change
-from resilient.driver.display import duration, size
+from resilient.driver.display import duration, local_time, size
 from resilient.page import coloured, document, figure, heading, number, numbers, parts_bar, parts_rows, right, table
 from resilient.report import charts
 from resilient.report.past import Fault, Job, Past
@@ -90,7 +89,7 @@ def page(subject: Subject) -> str:
 
 def moment(t: float) -> str:
     """A time of this machine's clock."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
+    return local_time(t, "%Y-%m-%d %H:%M:%S")
 
 
 def _time(t: float) -> str:

@@ -1,5 +1,6 @@
 """What of a config does not go into a page that may be sent to somebody: values that are secret by what they are called. Pure."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,13 @@ HIDDEN = "(hidden)"
 # The last words of names of keys; what is below such a key is secret, too.
 _SECRET = frozenset(
     {"url", "urls", "token", "secret", "password", "passwd", "credential", "credentials", "key", "header", "headers", "environment"}
+)
+
+# In a line of shell, or in the words of a script: NAME=VALUE, and --name VALUE, by the last word of the name.
+_GIVEN = re.compile(
+    rf"(?<![\w.-])((?:[\w.-]*[-_.])?(?:{'|'.join(sorted(_SECRET))})=|--(?:[\w-]*[-_])?(?:{'|'.join(sorted(_SECRET))})\s+)"
+    r"(?:\"[^\"]*\"|'[^']*'|[^\s\"';&|]+)",
+    re.IGNORECASE,
 )
 
 
@@ -23,6 +31,7 @@ def hidden(key: str, value: Any) -> Any:
         return value
     if any(part.replace("-", "_").rpartition("_")[2].lower() in _SECRET for part in key.split(".")):
         return HIDDEN
+    value = _GIVEN.sub(rf"\1{HIDDEN}", value)
     return _without_account(value) if "://" in value else value
 
 

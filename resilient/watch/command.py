@@ -58,9 +58,9 @@ class Wanted:
 def watch(wanted: Wanted, say: Callable[[str], None]) -> int:
     """Look, say what is seen, and tell of changes; the exit code of the last look.
 
-    With `every_s` it ends once all campaigns are over, or with Ctrl-C.
+    With `every_s` it ends once all campaigns are over, or with Ctrl-C; one before the end of the first look is an interrupt.
     """
-    code = 0
+    code: int | None = None
     try:
         while True:
             looks = [_look(run_dir, wanted.patience_s) for run_dir in wanted.run_dirs]
@@ -73,6 +73,8 @@ def watch(wanted: Wanted, say: Callable[[str], None]) -> int:
                 return code
             time.sleep(wanted.every_s)
     except KeyboardInterrupt:
+        if code is None:
+            raise
         return code
 
 

@@ -40,11 +40,13 @@ class Memory:
             fcntl.flock(fd, fcntl.LOCK_EX)
             before = self.states = self._read()
             self.states = dict(before)
-            yield
-            if self.states != before:
-                fresh = self._path.with_name(f"{self._path.name}.new")
-                fresh.write_text(json.dumps(self.states, indent=1) + "\n")
-                fresh.replace(self._path)
+            try:
+                yield
+            finally:  # what was told before an interrupt was told
+                if self.states != before:
+                    fresh = self._path.with_name(f"{self._path.name}.new")
+                    fresh.write_text(json.dumps(self.states, indent=1) + "\n")
+                    fresh.replace(self._path)
         finally:
             os.close(fd)
 

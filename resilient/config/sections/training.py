@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from resilient.config.batches import BatchSizes
-from resilient.config.fields import Auto, Count, Flag, Fraction, NonNegative, Positive, Rate, Section, no_bool
+from resilient.config.fields import Auto, Count, Flag, Fraction, Length, NonNegative, Positive, Rate, Section, no_bool
 
 
 class Parallel(Section):
@@ -142,8 +142,8 @@ class Guard(Section):
 class Train(Section):
     """How long, how much at once, how precise."""
 
-    steps: Count = 300
-    samples: Count | None = Field(None, description="in place of steps: samples to train on; steps follow from it")
+    steps: Length = 300
+    samples: Length | None = Field(None, description="in place of steps: samples to train on; steps follow from it")
     global_batch_size: Count = Field(
         16, description="samples of a step, a multiple of micro_batch_size; at least one for each replica, which need not divide it"
     )

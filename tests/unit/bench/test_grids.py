@@ -1,6 +1,10 @@
 """Grids, rows, energy and results: what is pure of them, and files as they are on disks."""
 
+import fcntl
 import json
+import os
+import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -8,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from browser import Browser, looks_right
 
-from resilient.bench import results
+from resilient.bench import command, results
+from resilient.bench.command import bench
 from resilient.bench.energy import Counter, Meter, counters
 from resilient.bench.grid import GridError, read, shown_keys
 from resilient.bench.page import drawn
@@ -69,12 +74,29 @@ def test_a_cell_whose_config_changes_is_another_one(tmp_path: Path):
         ("name: g\nfile: nowhere.yaml\n", "there is no such file"),
         ("name: g\nsteps: 1\n", "steps"),
         ("[1, 2]\n", "grid.yaml"),
+        (
+            "name: g\naxes:\n  parallel.tp: [1, 2]\n  parallel.tp: [4]\n",
+            "grid.yaml:4: parallel.tp stands twice; it was set in line 3",
+        ),
+        ("name: g\ncells:\n  - {a: 1, b: {c: 1,\n      c: 2}}\n", "grid.yaml:4: c stands twice; it was set in line 3 already"),
         ("name: g\naxes: {" + ", ".join(f"a.k{n}: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]" for n in range(5)) + "}\n", "more than 10,000"),
     ],
 )
 def test_what_is_no_grid_is_refused_in_words(tmp_path: Path, text: str, words: str):
     with pytest.raises(GridError, match=words):
         read(grid(tmp_path, text))
+
+
+def test_a_key_may_be_inside_of_another_one_and_neither_changes_the_other_cells(tmp_path: Path):
+    text = (
+        "name: g\naxes: {train: [{micro_batch_size: 2}], train.global_batch_size: [8, 16]}\n"
+        "cells: [{train.guard: null, train.guard.spike: 5.0}]\n"
+    )
+    _, cells = read(grid(tmp_path, text))
+    sizes = [(cell.config["train"].get("micro_batch_size"), cell.config["train"].get("global_batch_size")) for cell in cells]
+    assert sizes == [(2, 8), (2, 16), (None, None)]
+    assert cells[0].keys == {"train": {"micro_batch_size": 2}, "train.global_batch_size": 8}
+    assert cells[2].config["train"]["guard"] == {"spike": 5.0}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "grids").glob("*.yaml")), ids=lambda path: path.stem)
@@ -190,6 +212,11 @@ def test_the_best_has_the_most_tokens_per_rank_and_is_yaml_that_a_config_takes(t
         results.write_best([row("3", None)], tmp_path / "best.yaml")
 
 
+def test_where_no_cell_tells_tokens_none_is_the_best_and_the_reason_is_not_that_none_was_measured(tmp_path: Path):
+    with pytest.raises(EnvironmentUnusable, match="no cell tells tokens per second, by which they are compared"):
+        results.write_best([row("1", 100.0, tokens_per_s=None), row("3", None)], tmp_path / "best.yaml")
+
+
 def test_every_row_is_shown_with_the_reason_where_there_is_one():
     rows = [row("1", 100.0), row("2", 150.0), row("3", None)]
     table = results.table(rows)
@@ -240,3 +267,41 @@ def test_the_page_is_read_in_any_window_without_an_error(browser: Browser, tmp_p
 
 def test_a_page_of_nothing_yet_is_a_page():
     ElementTree.fromstring(drawn("layouts", "", [], 5).removeprefix("<!DOCTYPE html>"))
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------
+
+
+REFUSED = "name: g\nconfig: {cluster: {procs_per_node: 1, device: cpu}}\ncells: [{parallel.tp: 3, data.text: ['/[there]/x']}]\n"
+
+
+def test_cells_and_paths_are_named_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bench(grid(tmp_path, REFUSED), directory=tmp_path / "[red]", again=False, best=None)
+    said = capsys.readouterr().out
+    assert "1 of 1: tp 3, text ['/[there]/x']" in said and f"drawn in {tmp_path}/[red]/index.html" in said
+
+
+def test_two_commands_do_not_measure_in_one_directory(tmp_path: Path):
+    with (tmp_path / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(EnvironmentUnusable, match="another `resilient bench` measures in"):
+            bench(grid(tmp_path, REFUSED), directory=tmp_path, again=False, best=None)
+    assert not list(results.every(tmp_path / results.FILE))
+    bench(grid(tmp_path, REFUSED), directory=tmp_path, again=False, best=None)
+    assert [each.state for each in results.every(tmp_path / results.FILE).values()] == ["refused"]
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_hangup_ends_it_unless_it_is_ignored_as_under_nohup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool):
+    def cell(*_: object) -> Row:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return Row("x", {}, "refused")
+
+    monkeypatch.setattr(command, "run_cell", cell)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with nullcontext() if ignored else pytest.raises(command.Interrupted, match="stopped by SIGHUP"):
+            bench(grid(tmp_path, REFUSED), directory=tmp_path, again=False, best=None)
+        assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,6 +1,9 @@
 """Configs that are right: defaults, overrides, variables, and what they come to on a machine."""
 
+import os
 import re
+import subprocess
+import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +72,54 @@ def test_a_path_alone_turns_the_text_off(tmp_path: Path):
 def test_anchors_and_merges_work(tmp_path: Path):
     path = write(tmp_path, "args:\n  base: &base {a: 1, b: 2}\n  more: {<<: *base, b: 3}\n")
     assert load(path).args["more"] == {"a": 1, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("args: {a: &x {lr: 1}, b: *x}\n", "args.b.lr"),
+        ("args: {a: &x {opt: {lr: 1}}, b: {<<: *x}}\n", "args.b.opt.lr"),
+        ("args: {a: &x [1], b: *x}\n", "args.b.0"),
+    ],
+)
+def test_an_override_leaves_what_is_written_by_the_same_anchor_as_it_is(tmp_path: Path, text: str, key: str):
+    path = write(tmp_path, text)
+    before, found = load(path).args, load(path, [f"{key}=2"]).args
+    assert found["a"] == before["a"] and found["b"] != before["b"]
+
+
+@pytest.mark.parametrize("text", ["#5", "Issue #5", " # a", "5 # five", "a # b # c"])
+def test_a_word_of_the_command_line_has_no_comments(tmp_path: Path, text: str):
+    assert load(write(tmp_path, ""), [f"args.x={text}"]).args == {"x": text}
+
+
+@pytest.mark.parametrize(("text", "value"), [("'a #b'", "a #b"), ("[1, 2] # both", [1, 2]), ("a#b", "a#b"), ("", None)])
+def test_what_is_no_plain_text_is_read_as_yaml(tmp_path: Path, text: str, value: object):
+    assert load(write(tmp_path, ""), [f"args.x={text}"]).args == {"x": value}
+
+
+def test_variables_are_as_they_are_written(tmp_path: Path):
+    text = (
+        "args: {e: &e {A: 3.10, B: 0x10, F: 2.0}}\n"
+        "slurm: {environment: {<<: *e, C: 1_000, D: 1.50, E: x, F: y, G: &n 8.0}}\ntrain: {steps: 5}\n"
+    )
+    found = load(write(tmp_path, text), ["slurm.environment.D=12.10", "slurm.environment.H=1.0"])
+    assert found.slurm.environment == {
+        "A": "3.10", "B": "0x10", "F": "y", "C": "1_000", "D": "12.10", "E": "x", "G": "8.0", "H": "1.0",
+    }  # fmt: skip
+    assert found.args == {"e": {"A": 3.1, "B": 16, "F": 2.0}}
+    assert load(write(tmp_path, dump(found))).slurm.environment == found.slurm.environment
+
+
+def test_a_config_is_kept_as_utf8_whatever_the_locale_is(tmp_path: Path):
+    program = (
+        "from pathlib import Path; from resilient.config import load, write; "
+        "write(load(Path('c.yaml')), Path('kept.yaml')); assert load(Path('kept.yaml')) == load(Path('c.yaml'))"
+    )
+    (tmp_path / "c.yaml").write_text("slurm: {account: größe}\n", encoding="utf-8")
+    environ = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environ, check=True)
+    assert load(tmp_path / "kept.yaml").slurm.account == "größe"
 
 
 def test_what_is_dumped_loads_to_the_same(tmp_path: Path):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from resilient.campaign import communication
-from resilient.config import ConfigError, dump, from_site, load
+from resilient.config import ConfigError, dump, from_site, layout, load
 from resilient.config.profile import fill, names
+from resilient.plan import runtime_layout, show, training
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.script import script
 
@@ -137,3 +138,22 @@ def test_plan_says_what_the_profile_gave(tmp_path: Path):
     assert rows["slurm.partition"].strip() == "booster"
     assert "slurm.gres" not in rows
     assert "ram" in rows["checkpoint.tiers"]
+
+
+@pytest.mark.parametrize("text", ["[rack1|rack2]", "[/b]", "[bold]x", "[red]"])
+def test_plan_shows_values_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+):
+    monkeypatch.setenv("COLUMNS", "500")
+    config = load(write(tmp_path, f"run_dir: '{tmp_path}/{text}'\ncluster: {{device: cpu}}\nentrypoint: 'json:loads'\n"))
+    show(config, layout(config, cpu_count=1, gpu_count=0), {"slurm.constraint": text})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["slurm.constraint", *text.split()] in lines and ["run", "directory", f"{tmp_path}/{text}"] in lines
+
+
+def test_plan_says_of_a_script_nothing_that_only_a_config_decides(tmp_path: Path):
+    config = load(write(tmp_path, f"run_dir: {tmp_path}/run\nentrypoint: train.py\n"))
+    assert training(config, {}, ()) == {}
+    assert training(load(tmp_path / "config.yaml", ["train.steps=1000"]), {}, ()) == {"steps": "1,000"}
+    assert "global batch" not in runtime_layout(config, layout(config, cpu_count=1, gpu_count=0))
+    assert {"steps", "precision", "learning rate"} <= training(load(write(tmp_path, "name: x\n")), {}, ()).keys()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from resilient import ledger
-from resilient.config import Config
-from resilient.driver.farewell import farewell, sequel
+from resilient.config import Config, settle
+from resilient.driver.farewell import farewell, greeting, sequel
 from resilient.exits import Exit
 from resilient.status import overview
 
@@ -50,3 +50,9 @@ def test_the_last_line_of_a_chains_job_says_whether_another_job_waits(code: Exit
 
 def test_outside_of_a_chain_the_same_command_goes_on_from_a_stop():
     assert [sequel(code, None) for code in (Exit.OK, Exit.STOPPED)] == [None, "The same command goes on from here."]
+
+
+def test_a_script_is_named_on_one_line_whatever_its_words_are():
+    config = Config(entrypoint="train.py 'two\nlines\x1b[2J'", run_dir=Path("/r"))
+    found = greeting(config, settle(config, 1))
+    assert found == "run: train.py 'two lines\N{REPLACEMENT CHARACTER}[2J': 1 rank on 1 node, in /r"

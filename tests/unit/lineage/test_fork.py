@@ -113,6 +113,14 @@ def test_what_determines_the_numbers_is_as_it_was_at_the_checkpoint(parent: Pare
     assert [len(each.accepted) for each in kept if each is not None] == [0, 1]
 
 
+def test_free_values_of_the_checkpoint_keep_their_types(tmp_path: Path):
+    values = {"rate": 1e-5, "text": "1e-5", "octal": "010", "many": [1e300, -0.0, "\x7f"], "none": None, "no": "no"}
+    parent = Parent(tmp_path, args=values)
+    parent.save(10)
+    parent.begin("args.rate=2.0e-5")
+    assert load(fork(parent.run_dir, 10, tmp_path / "new", []).run_dir / "config.yaml").args == values
+
+
 def test_checkpoints_that_lie_elsewhere_get_a_place_beside_the_parents(tmp_path: Path):
     tiers = [{"name": "durable", "path": str(tmp_path / "scratch" / "ckpt")}]
     parent = Parent(tmp_path, checkpoint={"tiers": tiers})

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from reported import agreed, drawn, written
 from runs import HOSTS, KINDS, made
+from typer.testing import CliRunner
 
 from resilient import ledger, page
 from resilient.account import PARTS
+from resilient.cli import app
 from resilient.exits import EnvironmentUnusable
 from resilient.report import command
 from resilient.report.reading import read
@@ -130,6 +132,24 @@ def test_a_folder_that_is_no_run_directory_has_no_page(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("file", ["", ".", "..", "/", "here"])
+@pytest.mark.parametrize("words", [["report", "--output"], ["status", "--svg"], ["bench", "--best"]], ids=lambda words: words[0])
+def test_what_is_no_file_to_write_to_is_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], file: str):
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "run", steps=1, faults=0, jobs=1)
+    (tmp_path / "here").mkdir()
+    done = CliRunner().invoke(app, [words[0], "run", words[1], file])
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
+    assert words[1] in done.output and "is a directory, and a file is wanted" in done.output
+
+
+@pytest.mark.parametrize("words", [["--markdown", "-o", "x"], ["--watch", "-o", "x"], ["--markdown", "--watch"]])
+def test_ways_to_get_a_report_that_exclude_each_other_are_wrong_use(tmp_path: Path, words: list[str]):
+    made(tmp_path / "run", steps=1, faults=0, jobs=1)
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), *words])
+    assert done.exit_code == 2 and "does not go with --" in done.output
+
+
 # -- how it looks ----------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +196,24 @@ def test_text_has_no_colours_but_those_whose_contrast_is_known(tmp_path: Path):
         ("api_key", "k", HIDDEN),
         ("password", ["a", ""], [HIDDEN, ""]),
         ("data.path", "s3://user:pass@host/bucket?sig=1", "s3://host/…"),
+        (
+            "slurm.setup",
+            ["export HF_TOKEN='a b'; cd x", "export API-KEY=k N=1"],
+            [
+                f"export HF_TOKEN={HIDDEN}; cd x",
+                f"export API-KEY={HIDDEN} N=1",
+            ],
+        ),
+        (
+            "entrypoint",
+            'train.py --wandb-api-key k --lr 3 --hub_token="t u"',
+            f"train.py --wandb-api-key {HIDDEN} --lr 3 --hub_token={HIDDEN}",
+        ),
+        (
+            "entrypoint",
+            "train.py --tokens 5 --monkey=3 --key-file=f --keys 2",
+            "train.py --tokens 5 --monkey=3 --key-file=f --keys 2",
+        ),
         ("data.tokenizer", "gpt2", "gpt2"),
         ("data.tokenizer.vocab_size", 4096, 4096),
         ("train.tokens_per_s", "7", "7"),

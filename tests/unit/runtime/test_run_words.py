@@ -12,6 +12,7 @@ import typer
 
 from resilient.cli import app
 from resilient.config import ConfigError, load
+from resilient.entry import parse
 from resilient.run_words import NO_CONFIG, OPTIONS, understand
 
 NOTHING: dict[str, Any] = {"procs": None, "nodes": None, "run_dir": None}
@@ -26,6 +27,20 @@ def test_words_may_have_any_characters(tmp_path: Path):
     told = understand(["train.py", "--prompt", "hi \U0001f642"], **{**NOTHING, "run_dir": tmp_path / "\U0001f680"})
     config = load(told.config, told.settings)
     assert (config.entrypoint, config.run_dir) == ("train.py --prompt 'hi \U0001f642'", tmp_path / "\U0001f680")
+
+
+@pytest.mark.parametrize("character", ["\n", "\t", "\x7f", "\x9f", "\u2028", "\ufeff", '"', "'", "\\", "#", ": "])
+def test_a_script_gets_its_words_as_they_are(character: str):
+    word = f"a{character}b"
+    told = understand(["train.py", word], **{**NOTHING, "run_dir": Path("/x") / word})
+    config = load(told.config, told.settings)
+    assert (parse(config.entrypoint).args, config.run_dir) == ((word,), Path("/x") / word)
+
+
+def test_words_that_are_no_text_are_refused_with_what_they_are():
+    told = understand(["train.py", "a\udce9b"], **NOTHING)
+    with pytest.raises(ConfigError, match=r"entrypoint: train.py 'a\\xe9b' has bytes that are not UTF-8"):
+        load(told.config, told.settings)
 
 
 def test_what_follows_a_script_is_its_own():

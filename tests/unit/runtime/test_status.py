@@ -137,6 +137,18 @@ def test_status_is_watched_by_people_only(tmp_path: Path):
     assert done.exit_code == 2 and "--json" in done.output and "does not go with --watch" in done.output
 
 
+@pytest.mark.parametrize("until_t", [1e17, 1e19, 1e300])
+def test_a_node_that_is_left_out_for_ever_is_shown(tmp_path: Path, until_t: float):
+    (tmp_path / ledger.EVENTS).touch()
+    (tmp_path / "bad_nodes.json").write_text(json.dumps([{"host": "n1", "reason": "slow", "t": 1.0, "until_t": until_t}]))
+    for words in (["status"], ["report", "--markdown"], ["report"]):
+        done = CliRunner().invoke(app, [words[0], str(tmp_path), *words[1:]])
+        assert done.exit_code == 0, done.exception
+    assert "n1" in (tmp_path / "report.html").read_text()
+    done = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert "without n1 until beyond all calendars: slow" in done.output
+
+
 @pytest.mark.parametrize("who", ["foo", "-1", "rank 0", "", "٣", "1" * 5000])
 def test_a_process_that_is_no_rank_and_not_the_driver_is_wrong_use(tmp_path: Path, who: str):
     (tmp_path / ledger.EVENTS).touch()

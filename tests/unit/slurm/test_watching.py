@@ -25,6 +25,7 @@ from resilient.driver.lease import RunLease
 from resilient.exits import EnvironmentUnusable, Exit, Watched
 from resilient.slurm.queue import QueuedJob
 from resilient.slurm.succession import Succession
+from resilient.watch import command as watching
 from resilient.watch import look as looking
 from resilient.watch.command import Look, Wanted, watch
 from resilient.watch.judgement import CODES, PATIENCE_S, STEPS, Judgement, Seen, judge, worst
@@ -269,6 +270,23 @@ def test_a_memory_that_is_damaged_is_begun_anew(tmp_path: Path, text: str):
     with memory.held():
         memory.states["/x"] = "dead"
     assert json.loads(path.read_text()) == {"/x": "dead"}
+
+
+def test_what_was_told_before_an_interrupt_is_not_told_again(tmp_path: Path):
+    memory = Memory(tmp_path / "watch.json")
+    with pytest.raises(KeyboardInterrupt), memory.held():
+        memory.states["/x"] = "dead"
+        raise KeyboardInterrupt
+    assert json.loads((tmp_path / "watch.json").read_text()) == {"/x": "dead"}
+
+
+def test_an_interrupt_before_anything_was_seen_does_not_say_that_all_get_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "judged", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        asked(tmp_path, tmp_path / "run")
 
 
 def test_a_memory_that_cannot_be_written_is_said(tmp_path: Path):
