@@ -6,8 +6,6 @@ under `python -m module ARGS`, with the environment that torchrun would give it.
 
 import ast
 import builtins
-import importlib
-import importlib.util
 import logging
 import shlex
 import sys
@@ -62,9 +60,9 @@ class Entry:
 
 def _spec(module: str) -> ModuleSpec | None:
     """Of a module that is run as a program, or of a package's `__main__`. Raises ImportError, ValueError."""
-    found = importlib.util.find_spec(module)
+    found = shadowing.find_for_program(module)
     if found is not None and found.submodule_search_locations is not None:
-        found = importlib.util.find_spec(f"{module}.__main__")
+        found = shadowing.find_for_program(f"{module}.__main__")
     return found
 
 

@@ -10,6 +10,7 @@ What finds modules by their names alone, as pickle does, finds the program's, an
 
 import builtins
 import importlib
+import importlib.util
 import os
 import sys
 import threading
@@ -55,8 +56,10 @@ class _TwoViews(MetaPathFinder):
         """From now on, in this process and in those that are forked from it."""
         builtins.__import__ = self.import_
         importlib.import_module = self.import_module
-        if (loads_ours := sys.modules.get(_LOADS_OURS)) is not None:
-            vars(loads_ours)["import_module"] = self.import_module  # which it had taken from there before
+        for module in list(sys.modules.values()):  # which may have taken it from there before
+            names = object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}  # none is loaded by it
+            if names.get("import_module") is self._import_module:
+                names["import_module"] = self.import_module
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
 
     def add(self, name: str, spec: ModuleSpec | None) -> None:
@@ -67,6 +70,7 @@ class _TwoViews(MetaPathFinder):
             before = self._view
             self._show(None)
             self.names[name] = spec
+            self._give_up_module_locks()
             self._show(before)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -126,6 +130,11 @@ class _TwoViews(MetaPathFinder):
         with self._as_seen_by(program=True) if name.partition(".")[0] in self.names else nullcontext():
             return self._import_module(name)
 
+    def find_for_program(self, name: str) -> ModuleSpec | None:
+        """See `importlib.util.find_spec`, which is told of a module that is imported what that one is."""
+        with self._as_seen_by(program=True) if name.partition(".")[0] in self.names else nullcontext():
+            return importlib.util.find_spec(name)
+
     def _has(self, name: str) -> bool:
         """Whether the program has a module of this name; pickle asks for ours in the name of whoever calls it."""
         if name in self._sides[True]:
@@ -168,6 +177,7 @@ class _TwoViews(MetaPathFinder):
                 execute(module)
                 return
             self._show(None)
+            self._give_up_module_locks()
             self._mine.depth = 0
             for _ in range(depth):
                 self._lock.release()
@@ -180,6 +190,14 @@ class _TwoViews(MetaPathFinder):
                 self._show(view)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
+
+    def _give_up_module_locks(self) -> None:
+        """Python's own are of names, of whichever side: whoever imports ours of one would wait with our lock for this thread, which
+        waits for our lock. Other threads of the program wait for `_program`."""
+        locks = getattr(vars(importlib)["_bootstrap"], "_module_locks", {})
+        for name, lock in list(locks.items()):
+            if name.partition(".")[0] in self.names and getattr(lock(), "owner", None) == threading.get_ident():
+                locks.pop(name, None)
 
     def _show(self, view: bool | None) -> None:
         """What is imported by a side becomes its own. Nothing that stays is missing meanwhile: other threads look things up."""
@@ -239,7 +257,7 @@ def look() -> None:
         if _views is None:
             _views = _TwoViews()
             sys.meta_path.insert(0, _views)
-        if spec.origin is not None and is_checkout(os.path.dirname(os.path.dirname(spec.origin))):  # noqa: PTH120 - as above
+        if _is_package(spec) and is_checkout(os.path.dirname(os.path.dirname(str(spec.origin)))):  # noqa: PTH120 - as above
             _views.ours.add(name)
         else:
             _views.ours.discard(name)
@@ -256,6 +274,11 @@ def _first(name: str) -> ModuleSpec | None:
     return PathFinder.find_spec(name)  # a directory of something else: it hides ours where that is installed as editable
 
 
+def _is_package(spec: ModuleSpec) -> bool:
+    """With an `__init__.py`, as all of ours are."""
+    return spec.origin is not None and spec.submodule_search_locations is not None
+
+
 def _has_code(spec: ModuleSpec) -> bool:
     """Whether it is a module, or a directory with some in it itself: below it there may be thousands of checkpoints."""
     if spec.origin is not None:
@@ -269,6 +292,11 @@ def _has_code(spec: ModuleSpec) -> bool:
 def import_for_program(name: str) -> ModuleType:
     """Import a module as the program would that `sys.path` has first; raises what that raises."""
     return importlib.import_module(name) if _views is None else _views.for_program(name)
+
+
+def find_for_program(name: str) -> ModuleSpec | None:
+    """What a program finds under a name, whose packages are imported; raises what that raises."""
+    return importlib.util.find_spec(name) if _views is None else _views.find_for_program(name)
 
 
 def running(module: str) -> tuple[str, ...]:

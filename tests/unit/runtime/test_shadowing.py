@@ -24,6 +24,7 @@ def ran(code: str, *, beside: Path, words: tuple[str, ...] = ()) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=30,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -119,14 +120,15 @@ def test_what_is_defined_in_a_script_s_module_is_found_by_its_name(beside: Path)
     ran(f"import sys\n{code}", beside=beside)
 
 
-def test_threads_of_the_runtime_import_while_a_module_of_the_script_is_executed(beside: Path):
+@pytest.mark.parametrize("before", ["import resilient\n", ""])
+@pytest.mark.parametrize("name", ["trainer", "checkpoint"])  # another one than they import, or the same
+def test_threads_of_the_runtime_import_while_a_module_of_the_script_is_executed(beside: Path, name: str, before: str):
     """It may train meanwhile, and wait for them."""
-    (beside / "trainer.py").write_text(
-        "import resilient, threading\nthread = threading.Thread(target=__import__, args=('resilient.spill',))\n"
-        "thread.start()\nthread.join(20)\nwhole = not thread.is_alive()\n"
+    (beside / f"{name}.py").write_text(
+        "import resilient, threading\nthread = threading.Thread(target=__import__, args=('resilient.spill',), daemon=True)\n"
+        "thread.start()\nthread.join(5)\nwhole = not thread.is_alive()\nassert whole\n"
     )
-    code = "import resilient, sys\nimport trainer\nassert trainer.whole\nassert 'checkpoint.framing' in sys.modules\n"
-    ran(code, beside=beside)
+    ran(f"{before}import {name}, sys\nassert {name}.whole\nassert 'checkpoint.framing' in sys.modules\n", beside=beside)
 
 
 def test_a_directory_of_modules_without_init_is_a_script_s_own_too(beside: Path):
@@ -176,6 +178,24 @@ def test_of_a_checkout_nothing_is_imported_beside_what_is_installed(beside: Path
     ran(code, beside=beside)
 
 
+def test_a_script_s_own_module_in_a_folder_of_a_checkout_is_its_own(beside: Path):
+    (beside / "mine").mkdir()
+    (beside / "mine/checkpoint.py").write_text("whose = 'the script'\n")
+    (beside / "pyproject.toml").write_text("[project]\nname = 'resilient'\n")
+    ran(f"{RUNTIME}from checkpoint import whose\n", beside=beside / "mine")
+
+
+def test_a_library_that_was_there_before_us_finds_the_script_s_modules(beside: Path):
+    """By an `import_module` that it has taken from Python, as those do that are told names of classes."""
+    (beside / "library.py").write_text("from importlib import import_module\n")
+    ran(f"import library\n{RUNTIME}assert library.import_module('checkpoint').whose == 'the script'\n", beside=beside)
+
+
+def test_a_script_s_module_is_run_as_a_program_although_ours_is_there(beside: Path):
+    code = f"{RUNTIME}from resilient import entry\nentry.run(entry.parse('-m checkpoint'), dict)\n"
+    ran(f"import os, sys\nos.chdir(sys.path[0])\n{code}assert sys.modules['__main__'].whose == 'the script'\n", beside=beside)
+
+
 def test_an_import_that_fails_says_what_python_says(beside: Path):
     code = "import resilient\ntry:\n    from checkpoint import nothing\nexcept ImportError as error:\n    print(error)\n"
     assert ran(code, beside=beside) == f"cannot import name 'nothing' from 'checkpoint' ({beside}/checkpoint.py)\n"
@@ -191,11 +211,11 @@ def test_an_import_that_fails_is_told_to_have_failed_in_the_script(beside: Path)
     assert place(ran(code, beside=beside)) == f"{beside}/script.py:3 in <module>"
 
 
-def test_what_a_fault_of_sockets_did_is_undone_from_wherever_a_campaign_is_run(tmp_path: Path):
+def test_what_a_fault_of_sockets_did_is_undone_from_wherever_a_campaign_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "chaos.py").write_text("")
-    command = undo(psutil.Process())
+    monkeypatch.chdir(tmp_path)
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(undo(psutil.Process()), env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
