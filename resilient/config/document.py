@@ -160,9 +160,11 @@ def is_number(node: yaml.Node) -> bool:
 
 def is_cut_short(node: yaml.Node | None, text: str) -> bool:
     """Whether YAML takes a part of a text, as of a word of the command line, for a comment: `#5`, and the end of `Issue #5`."""
-    if node is not None and (not isinstance(node, yaml.ScalarNode) or node.style is not None):
+    if text.lstrip().startswith("#"):
+        return True
+    if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return False
-    return text[0 if node is None else node.end_mark.index :].lstrip().startswith("#")
+    return text[node.end_mark.index :].lstrip().startswith("#")
 
 
 def written(node: yaml.Node) -> str:

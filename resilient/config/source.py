@@ -222,13 +222,18 @@ def parse(path: Path, what: str = "a config") -> Source:
         values = document.construct(node)
     except NotADocument as error:
         raise ConfigError([Problem("", None, error.message, path, error.line)]) from None
-    _keep_as_written(node, values)
+    _keep_as_written(node, values, VARIABLES)
     return Source(path, values, lines)
 
 
-def _keep_as_written(node: yaml.Node, values: Any) -> None:
-    """Put numbers among `VARIABLES` into the values as texts. Args: node: that they were constructed from, with merges resolved."""
-    for part in VARIABLES:
+def _keep_as_written(node: yaml.Node | None, values: Any, below: Key) -> None:
+    """Put numbers among `VARIABLES` into the values as texts.
+
+    Args:
+        node: that they were constructed from, with merges resolved.
+        below: where the variables are in them.
+    """
+    for part in below:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         found = next((value for key, value in reversed(pairs) if key.value == part), None)
         if found is None or not isinstance(values, dict):
@@ -278,6 +283,8 @@ def _override(source: Source, override: str) -> Iterator[Problem]:
         value = text if document.is_cut_short(node, text) else document.construct(node)
         if node is not None and len(key) == len(VARIABLES) + 1 and key[:-1] == VARIABLES and document.is_number(node):
             value = node.value
+        elif key == VARIABLES[: len(key)]:
+            _keep_as_written(node, value, VARIABLES[len(key) :])
     except AmbiguousNumber as error:
         yield Problem(name, None, error.message, None, COMMAND_LINE)
         return

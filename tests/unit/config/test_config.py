@@ -88,7 +88,7 @@ def test_an_override_leaves_what_is_written_by_the_same_anchor_as_it_is(tmp_path
     assert found["a"] == before["a"] and found["b"] != before["b"]
 
 
-@pytest.mark.parametrize("text", ["#5", "Issue #5", " # a", "5 # five", "a # b # c"])
+@pytest.mark.parametrize("text", ["#5", "Issue #5", " # a", "5 # five", "a # b # c", "# Title\ntext", "#!/bin/sh\n[1]"])
 def test_a_word_of_the_command_line_has_no_comments(tmp_path: Path, text: str):
     assert load(write(tmp_path, ""), [f"args.x={text}"]).args == {"x": text}
 
@@ -109,6 +109,8 @@ def test_variables_are_as_they_are_written(tmp_path: Path):
     }  # fmt: skip
     assert found.args == {"e": {"A": 3.1, "B": 16, "F": 2.0}}
     assert load(write(tmp_path, dump(found))).slurm.environment == found.slurm.environment
+    for override in ("slurm.environment={A: 3.10}", "slurm={environment: {A: 3.10}}"):
+        assert load(write(tmp_path, text), [override]).slurm.environment == {"A": "3.10"}
 
 
 def test_a_config_is_kept_as_utf8_whatever_the_locale_is(tmp_path: Path):
