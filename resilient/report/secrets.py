@@ -14,10 +14,13 @@ _SECRET = frozenset(
 )
 
 # In a line of shell, or in the words of a script: NAME=VALUE, and --name VALUE, by the last word of the name.
+_NAMES = "|".join(sorted(_SECRET))
+_ASSIGNED = rf"(?:[\w.-]*[-_.])?(?:{_NAMES})="
+_WORD = r"(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\\.|[^\s\"';&|\\])"  # a part of one, as the shell takes it together
 _GIVEN = re.compile(
-    rf"(?<![\w.-])((?:[\w.-]*[-_.])?(?:{'|'.join(sorted(_SECRET))})=|--(?:[\w-]*[-_])?(?:{'|'.join(sorted(_SECRET))})\s+)"
-    r"(?:\"[^\"]*\"|'[^']*'|[^\s\"';&|]+)",
-    re.IGNORECASE,
+    rf"(?P<quote>['\"])(?P<within>{_ASSIGNED})(?:(?!(?P=quote)).)*(?P=quote){_WORD}*"
+    rf"|(?<![\w.-])(?P<name>{_ASSIGNED}|--(?:[\w-]*[-_])?(?:{_NAMES})\s+){_WORD}+",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -31,7 +34,7 @@ def hidden(key: str, value: Any) -> Any:
         return value
     if any(part.replace("-", "_").rpartition("_")[2].lower() in _SECRET for part in key.split(".")):
         return HIDDEN
-    value = _GIVEN.sub(rf"\1{HIDDEN}", value)
+    value = _GIVEN.sub(rf"\g<quote>\g<within>\g<name>{HIDDEN}\g<quote>", value)
     return _without_account(value) if "://" in value else value
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -209,6 +210,12 @@ def test_text_has_no_colours_but_those_whose_contrast_is_known(tmp_path: Path):
             'train.py --wandb-api-key k --lr 3 --hub_token="t u"',
             f"train.py --wandb-api-key {HIDDEN} --lr 3 --hub_token={HIDDEN}",
         ),
+        (
+            "entrypoint",
+            shlex.join(["train.py", "--password", "it's me", "--api-key=it's you", "--token=a b", "--lr=3 4"]),
+            f"train.py --password {HIDDEN} '--api-key={HIDDEN}' '--token={HIDDEN}' '--lr=3 4'",
+        ),
+        ("slurm.setup", 'export TOKEN="a\\"b c" N=1; A_KEY=x\\ y', f"export TOKEN={HIDDEN} N=1; A_KEY={HIDDEN}"),
         (
             "entrypoint",
             "train.py --tokens 5 --monkey=3 --key-file=f --keys 2",
