@@ -60,16 +60,23 @@ def bench(file: Path, *, directory: Path | None, again: bool, best: Path | None)
 
 
 def _draw(directory: Path, grid: Grid, cells: Sequence[Cell]) -> Path:
-    """Write the page of what there is so far."""
+    """Write the page of what there is so far. Raises EnvironmentUnusable."""
     page = directory / "index.html"
-    page.write_text(drawn(grid.name, grid.about, list(results.read(directory, cells).values()), len(cells)), encoding="utf-8")
+    text = drawn(grid.name, grid.about, list(results.read(directory, cells).values()), len(cells))
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentUnusable(f"{page} cannot be written: {error.strerror}") from None
     return page
 
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """The only command of this machine that measures there: another one would take the campaign in a cell for one left behind."""
-    fd = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except OSError:  # it is only read from: what is to be measured cannot be written there either
+        fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -291,6 +291,17 @@ def test_two_commands_do_not_measure_in_one_directory(tmp_path: Path):
     assert [each.state for each in results.every(tmp_path / results.FILE).values()] == ["refused"]
 
 
+def test_what_was_measured_is_shown_where_nothing_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bench(grid(tmp_path, REFUSED), directory=tmp_path, again=False, best=None)
+    for name in (".lock", "index.html"):
+        (tmp_path / name).unlink()
+        (tmp_path / name).mkdir()
+    capsys.readouterr()
+    with pytest.raises(EnvironmentUnusable, match=r"index\.html cannot be written"):
+        bench(grid(tmp_path, REFUSED), directory=tmp_path, again=False, best=None)
+    assert "refused" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("ignored", [True, False])
 def test_a_hangup_ends_it_unless_it_is_ignored_as_under_nohup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool):
     def cell(*_: object) -> Row:
