@@ -20,6 +20,7 @@ from resilient.bench.page import drawn
 from resilient.bench.rows import Row, Spread, looked_into, measured, window
 from resilient.config import load
 from resilient.exits import EnvironmentUnusable
+from resilient.interruption import Interrupted
 from resilient.steptime.work import Work
 
 ROOT = Path(__file__).parents[3]
@@ -311,7 +312,7 @@ def test_a_hangup_ends_it_unless_it_is_ignored_as_under_nohup(tmp_path: Path, mo
     monkeypatch.setattr(command, "run_cell", cell)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
-        with nullcontext() if ignored else pytest.raises(command.Interrupted, match="stopped by SIGHUP"):
+        with nullcontext() if ignored else pytest.raises(Interrupted, match="stopped by SIGHUP"):
             bench(grid(tmp_path, REFUSED), directory=tmp_path, again=False, best=None)
         assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if ignored else signal.SIG_DFL)
     finally:

@@ -118,7 +118,9 @@ def test_a_port_is_down_only_if_its_state_says_so_and_up_again_too(
     assert (context.not_undone() == "") == undone
 
 
-def test_a_rank_hears_again_whatever_modules_the_working_directory_has(tmp_path: Path):
+def test_a_rank_hears_again_whatever_modules_the_working_directory_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     (tmp_path / "chaos.py").write_text("raise ImportError('a script of somebody else')")
     with socket.create_server(("127.0.0.1", 0)) as server:
         script = f"import socket; print(socket.create_connection(('127.0.0.1', {server.getsockname()[1]})).recv(1), flush=True)"
@@ -128,7 +130,7 @@ def test_a_rank_hears_again_whatever_modules_the_working_directory_has(tmp_path:
         with sockets.borrowed(process) as connections:
             for each in connections.values():
                 sockets.deafen(each)
-        subprocess.run(sockets.undo(process), cwd=tmp_path, check=False)
+        subprocess.run(sockets.undo(process), check=False)
         peer.sendall(b"x")
         try:
             assert rank.communicate(timeout=5)[0] == b"b'x'\n"
