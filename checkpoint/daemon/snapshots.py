@@ -322,7 +322,7 @@ class Snapshots:
 
     def _copied(self, session: Session, news: StateCopied) -> None:
         if not self._is_leased(news.lease):
-            self._skip(session, news.step, "it was copied for a snapshot daemon before this one")
+            self._skip(session, news.step, "it was copied for a snapshot daemon before this one", news.wants)
             return
         session.done.add(news.rank)
         if news.again:
@@ -361,7 +361,8 @@ class Snapshots:
         else:
             self.buffers.give_back(index)
             if step is not None:
-                self._skip(session, step, "a rank left it out")
+                wants = {name for news in mine.values() for name in news.wants}
+                self._skip(session, step, "a rank left it out", sorted(wants))
         self.offer()
 
     def _remake(self, index: int, why: str, number: int | None) -> None:

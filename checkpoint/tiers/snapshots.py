@@ -58,6 +58,16 @@ class SnapshotResult:
     stall_s: float
 
 
+def all_have_it(reported: Sequence[tuple[bool, int, int]]) -> bool:
+    """Whether all ranks have copied a step, those of each node into one buffer.
+
+    Args:
+        reported: by rank, whether it has copied it, the first rank of its node, and the lease that it has used last.
+    """
+    lease_of_node = {node: lease for _, node, lease in reported}
+    return all(copied and lease == lease_of_node[node] for copied, node, lease in reported)
+
+
 class Snapshots:
     """Takes snapshots of one rank. All ranks make one, and call its methods alike.
 
@@ -208,15 +218,18 @@ class Snapshots:
     def left_out(self, copied: bool) -> bool:
         """Whether some rank has left a step out, and all must take it `again`. Waits for what a GPU is copying. Collective.
 
+        So it is where ranks of a node have copied it into different buffers, none of which is whole: one of them with a lease that
+        another had used for the step before.
+
         Args:
             copied: whether this rank has it.
         """
         self.finish()
         first = self.session.first_rank
-        reported = self._ranks.all((copied, self._used))
-        if all(has for has, _ in reported):
+        reported = self._ranks.all((copied, first, self._used))
+        if all_have_it(reported):
             return False
-        latest = max(used for _, used in reported[first : first + self.session.ranks])
+        latest = max(used for _, _, used in reported[first : first + self.session.ranks])
         if self._used < latest:  # the ranks of a node use the same buffer: this one does without that which another has used
             self._used = latest
             self._report_lease(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=latest))

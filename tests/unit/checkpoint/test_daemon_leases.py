@@ -17,6 +17,7 @@ from checkpoint.protocol import Flushed, Held, JobFailed, Retain, Skipped, Snaps
 from checkpoint.tiers import cadence
 from checkpoint.tiers.lease import Lease, LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.session import SOCKET
+from checkpoint.tiers.snapshots import all_have_it
 
 
 def test_buffers_made_for_the_workers_before_are_never_leased_to_those_of_the_next_generation(base: Path) -> None:
@@ -172,3 +173,19 @@ def test_a_lease_survives_its_way_through_shared_memory(tmp_path: Path) -> None:
         assert LeaseWord(tmp_path / "control").read() == lease
     with pytest.raises(ValueError, match="does not fit"):
         word.publish(Lease(1 << 24, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("reported", "whole"),
+    [
+        ([(True, 0, 217), (True, 0, 217)], True),
+        ([(True, 0, 217), (False, 0, 217)], False),
+        ([(True, 0, 217), (True, 0, 219)], False),  # one had left out the step before, and had that lease still
+        ([(True, 0, 217), (True, 0, 217), (True, 2, 9), (True, 2, 9)], True),
+        ([(True, 0, 217), (True, 0, 217), (True, 2, 9), (True, 2, 11)], False),
+    ],
+)
+def test_a_step_that_ranks_of_a_node_copied_with_different_leases_is_taken_again(
+    reported: list[tuple[bool, int, int]], whole: bool
+) -> None:
+    assert all_have_it(reported) == whole
