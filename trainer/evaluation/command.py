@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 import checkpoint
 from checkpoint.naming import step_of
-from resilient.worker import Config, ConfigError
+from resilient.worker import Config, ConfigError, load_config
 from trainer.data.errors import DataError, MissingError, StorageError
 from trainer.data.samples import Split
 from trainer.evaluation.measure import Evaluation, Tally, evaluate, texts
@@ -134,10 +134,19 @@ def _is_over(path: Path) -> bool:
     if root is None or not found:
         return False
     try:
-        config = Config.model_validate(checkpoint.read_state(checkpoint.step_path(root, found[-1]))["config"])
-    except (checkpoint.CheckpointError, KeyError, ValidationError):
+        config = _config(path, checkpoint.step_path(root, found[-1]))
+    except (checkpoint.CheckpointError, KeyError, ValidationError, ConfigError):
         return False  # deleted meanwhile, or damaged: whoever evaluates it says so
     return found[-1] >= config.train.steps
+
+
+def _config(path: Path, newest: Path) -> Config:
+    """The campaign's: that of its run directory, which is of its newest job; a tier by itself has that of its checkpoints alone.
+
+    Raises CheckpointError, KeyError, ValidationError, ConfigError.
+    """
+    written = path / "config.yaml"
+    return load_config(written) if written.is_file() else Config.model_validate(checkpoint.read_state(newest)["config"])
 
 
 def _evaluated(path: Path, options: Options) -> Evaluation:

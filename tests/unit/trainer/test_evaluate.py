@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,16 @@ def test_each_checkpoint_of_a_campaign_is_evaluated_once_and_kept(copy: Path):
     scalars = EventAccumulator(str(copy / "tensorboard/evaluation")).Reload()
     assert {entry.step for entry in scalars.Scalars("evaluation/loss")} == {2, 4}
     assert set(scalars.Tags()["scalars"]) >= {"evaluation/walks/perplexity", "evaluation/bits_per_byte"}
+
+
+def test_following_ends_at_the_campaign_s_last_step_although_its_checkpoint_is_damaged(
+    run_dir: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copy(run_dir.parent / "config.yaml", copy)  # as a supervisor writes it
+    (copy / "checkpoints/step-00000004/zarr.json").write_text("{")
+    monkeypatch.setattr(time, "sleep", lambda s: pytest.fail("it waits for a checkpoint that never comes"))
+    assert "could not be evaluated: steps 4" in refused(copy, "--follow", code=69)
+    assert [record["step"] for record in Records(copy).read()] == [2]
 
 
 def test_a_line_that_was_cut_off_counts_as_none_and_spoils_no_other(copy: Path):
