@@ -63,7 +63,7 @@ def watch(wanted: Wanted, say: Callable[[str], None]) -> int:
     code: int | None = None
     try:
         while True:
-            looks = [_look(run_dir, wanted.patience_s) for run_dir in wanted.run_dirs]
+            looks = _looks(wanted.run_dirs, wanted.patience_s)
             code = worst([look.found for look in looks])
             as_lines = "\n".join(look.line() for look in looks)
             say(strict_json.dumps([look.as_json() for look in looks]) if wanted.as_json else as_lines)
@@ -78,9 +78,9 @@ def watch(wanted: Wanted, say: Callable[[str], None]) -> int:
         return code
 
 
-def _look(run_dir: Path, patience_s: float | None) -> Look:
-    seen, found = judged(run_dir, time.time(), patience_s)
-    return Look(run_dir.absolute(), run_dir, seen, found)
+def _looks(run_dirs: Sequence[Path], patience_s: float | None) -> list[Look]:
+    found = judged(run_dirs, time.time(), patience_s)
+    return [Look(run_dir.absolute(), run_dir, *each) for run_dir, each in zip(run_dirs, found, strict=True)]
 
 
 def _tell(looks: Sequence[Look], command: str, path: Path) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import math
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from resilient.watch.judgement import Judgement, Seen, judge
 TAIL_BYTES = 256 << 10
 READ_BYTES = TAIL_BYTES  # at once
 LOOK_S = 90.0  # for one campaign, Slurm's answer included
+TURN_S = 2.0  # after which the next one is looked at meanwhile
 _STEPS = 64
 _STARTED, _FINISHED = b'"event": "run_started"', b'"event": "run_finished"'  # as the ledger's writer spells it
 
@@ -51,23 +53,48 @@ def look(run_dir: Path, now: float) -> Seen:
     )
 
 
-def judged(run_dir: Path, now: float, patience_s: float | None, limit_s: float = LOOK_S) -> tuple[Seen | None, Judgement]:
-    """How a campaign is; unknown where it cannot be seen in time, as on a file system that does not answer."""
-    found: list[Seen | str] = []
+def judged(
+    run_dirs: Sequence[Path], now: float, patience_s: float | None, limit_s: float = LOOK_S
+) -> list[tuple[Seen | None, Judgement]]:
+    """How each campaign is; unknown where it cannot be seen in time, as on a file system that does not answer.
 
-    def see() -> None:
+    They are looked at one after the other, so that Slurm is not asked about all of them at once; one that takes long is waited for
+    at the end, and all that do together take no longer than one.
+    """
+    looks = []
+    for run_dir in run_dirs:
+        looks.append(_Look(run_dir, now, limit_s))
+        looks[-1].wait(TURN_S)
+    found = [each.seen() for each in looks]
+    return [(None, Judgement("unknown", seen)) if isinstance(seen, str) else (seen, judge(seen, patience_s)) for seen in found]
+
+
+class _Look:
+    """A look in a thread of its own, which may be abandoned."""
+
+    def __init__(self, run_dir: Path, now: float, limit_s: float) -> None:
+        self._run_dir, self._now, self._limit_s = run_dir, now, limit_s
+        self._until = time.monotonic() + limit_s
+        self._found: list[Seen | str] = []
+        self._thread = threading.Thread(target=self._see, daemon=True)
+        self._thread.start()
+
+    def _see(self) -> None:
         try:
-            found.append(look(run_dir, now))
+            self._found.append(look(self._run_dir, self._now))
         except ForeseenError as error:
-            found.append(str(error))
+            self._found.append(str(error))
         except OSError as error:
-            found.append(f"{run_dir} cannot be read: {error.strerror or error}")
+            self._found.append(f"{self._run_dir} cannot be read: {error.strerror or error}")
 
-    thread = threading.Thread(target=see, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    seen = found[0] if found else f"{run_dir} was not read in {limit_s:g} s"
-    return (None, Judgement("unknown", seen)) if isinstance(seen, str) else (seen, judge(seen, patience_s))
+    def wait(self, most_s: float) -> None:
+        """Until it is over, or its limit, or so long."""
+        self._thread.join(max(0.0, min(most_s, self._until - time.monotonic())))
+
+    def seen(self) -> Seen | str:
+        """What is seen by the limit, or why nothing is."""
+        self.wait(self._limit_s)
+        return self._found[0] if self._found else f"{self._run_dir} was not read in {self._limit_s:g} s"
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:

@@ -118,17 +118,22 @@ def campaign(run_dir: Path, now: float, code: int | None = None) -> Path:
     return run_dir
 
 
+def judged_one(run_dir: Path, now: float, patience_s: float | None, **options: Any) -> tuple[Seen | None, Judgement]:
+    (found,) = judged([run_dir], now, patience_s, **options)
+    return found
+
+
 def test_a_campaign_with_a_driver_gets_on_and_is_dead_without(tmp_path: Path):
     run_dir = campaign(tmp_path / "run", time.time())
     lease = RunLease(run_dir)
     try:
-        seen, found = judged(run_dir, time.time(), None)
+        seen, found = judged_one(run_dir, time.time(), None)
         assert found.state == "gets on" and f"pid {os.getpid()}" in found.text
         assert seen is not None and (seen.name, seen.step, seen.target_step, seen.loss) == ("gpt", 3, 20, 2.5)
-        assert judged(run_dir, time.time() + 1e5, None)[1].state == "stalled"
+        assert judged_one(run_dir, time.time() + 1e5, None)[1].state == "stalled"
     finally:
         lease.close()
-    assert judged(run_dir, time.time(), None)[1].state == "dead"
+    assert judged_one(run_dir, time.time(), None)[1].state == "dead"
 
 
 def test_the_newest_job_counts_however_far_back_it_began_and_whatever_is_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -162,16 +167,31 @@ def test_files_that_were_moved_aside_are_still_seen(tmp_path: Path):
 
 def test_an_empty_ledger_is_a_campaign_that_has_never_started(tmp_path: Path):
     (tmp_path / ledger.EVENTS).touch()
-    assert judged(tmp_path, NOW, None)[1].text == "it has never started"
+    assert judged_one(tmp_path, NOW, None)[1].text == "it has never started"
 
 
 def test_what_is_no_run_directory_or_does_not_answer_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen, found = judged(tmp_path, NOW, None)
+    seen, found = judged_one(tmp_path, NOW, None)
     assert seen is None and found.state == "unknown" and "is not a run directory" in found.text
     go_on = threading.Event()
     monkeypatch.setattr(looking, "look", lambda *_: go_on.wait())
-    assert "was not read in 0.1 s" in judged(tmp_path, NOW, None, limit_s=0.1)[1].text
+    assert "was not read in 0.1 s" in judged_one(tmp_path, NOW, None, limit_s=0.1)[1].text
     go_on.set()
+
+
+def test_campaigns_that_do_not_answer_hold_up_those_behind_them_for_a_moment_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    answers = threading.Event()
+
+    def slow(run_dir: Path, now: float) -> Seen:
+        if run_dir.name == "last":
+            answers.set()
+        answers.wait()
+        return replace(BASE, driver="d")
+
+    monkeypatch.setattr(looking, "look", slow)
+    monkeypatch.setattr(looking, "TURN_S", 0.01)
+    found = judged([tmp_path / name for name in ("first", "second", "last")], NOW, None, limit_s=20.0)
+    assert [each.state for _, each in found] == ["gets on"] * 3, "the last one is looked at while the others are waited for"
 
 
 def test_the_chain_is_asked_for(tmp_path: Path, slurm):
@@ -180,16 +200,16 @@ def test_the_chain_is_asked_for(tmp_path: Path, slurm):
     chain = Succession.of(load(path, []))
     asyncio.run(chain.begin(f"#!/bin/bash\n#SBATCH --job-name={chain.name}\n"))
     run_dir = tmp_path / "run"
-    assert judged(run_dir, time.time(), None)[1].state == "waits"
+    assert judged_one(run_dir, time.time(), None)[1].state == "waits"
     campaign(run_dir, time.time(), 75)
-    assert judged(run_dir, time.time(), None)[1].state == "waits"
+    assert judged_one(run_dir, time.time(), None)[1].state == "waits"
     slurm.set([])
-    assert judged(run_dir, time.time(), None)[1].state == "dead"
+    assert judged_one(run_dir, time.time(), None)[1].state == "dead"
     slurm.deaf(9)
-    assert judged(run_dir, time.time(), None)[1].state == "unknown"
+    assert judged_one(run_dir, time.time(), None)[1].state == "unknown"
     slurm.deaf(0)
     asyncio.run(chain.stop())
-    assert judged(run_dir, time.time(), None)[1].state == "stopped"
+    assert judged_one(run_dir, time.time(), None)[1].state == "stopped"
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "reached"), (70, "gave up")])
@@ -200,12 +220,12 @@ def test_a_campaign_that_was_submitted_again_is_not_over(tmp_path: Path, slurm, 
     script = f"#!/bin/bash\n#SBATCH --job-name={chain.name}\n"
     asyncio.run(chain.begin(script))
     run_dir = campaign(tmp_path / "run", time.time(), code)  # with a job that is still to be cancelled
-    assert judged(run_dir, time.time(), None)[1].state == state
+    assert judged_one(run_dir, time.time(), None)[1].state == state
     slurm.set([])
     asyncio.run(chain.begin(script))
-    assert judged(run_dir, time.time(), None)[1].state == "waits"
+    assert judged_one(run_dir, time.time(), None)[1].state == "waits"
     slurm.set([])
-    assert judged(run_dir, time.time(), None)[1].text.startswith("no job of its chain runs or waits")
+    assert judged_one(run_dir, time.time(), None)[1].text.startswith("no job of its chain runs or waits")
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------
