@@ -52,13 +52,18 @@ class NodeShard(Plain, kw_only=True, frozen=True):
 
 class Retain(Message, frozen=True):
     """Of a tier these steps are needed and no others as far as `upto`; beyond it, all that this generation or a later one took
-    except `left_out`. Sent whenever that changes."""
+    except `left_out`. Sent whenever that changes.
+
+    Attributes:
+        again: of each step in `left_out`, how often it had been taken again by then; none: never. What is taken again later counts.
+    """
 
     generation: int
     tier: str
     steps: tuple[int, ...]
     upto: int
     left_out: tuple[int, ...] = ()
+    again: tuple[int, ...] = ()
 
 
 class Discard(Message, frozen=True):
@@ -209,7 +214,7 @@ class Held(Message, frozen=True):
         job_id: the job that put it there; None where workers took it.
         stall_s: for which training stood still, on the slowest rank.
         wants: tiers that are to have the step.
-        again: it counts although a rank had left the step out before.
+        again: how often the step had been taken before, and left out by a rank; what was reported of it then does not count.
     """
 
     generation: int
@@ -218,21 +223,21 @@ class Held(Message, frozen=True):
     stall_s: float = 0.0
     write_s: float = 0.0
     wants: tuple[str, ...] = ()
-    again: bool = False
+    again: int = 0
 
 
 class Skipped(Message, frozen=True):
     """There will be no shard of this step.
 
     Attributes:
-        again: it could not be taken again either, after it had been left out.
+        again: how often it had been taken before, and left out by a rank.
         wants: tiers that were to have the step, as far as that is known.
     """
 
     generation: int
     step: int
     reason: str
-    again: bool = False
+    again: int = 0
     wants: tuple[str, ...] = ()
 
 
@@ -370,6 +375,7 @@ class StateCopied(Message, frozen=True):
     Attributes:
         wants: tiers that are to have the step.
         changed: whether anything but the small state has changed since the last snapshot.
+        again: how often the step had been taken before, and left out by a rank.
     """
 
     generation: int
@@ -380,19 +386,21 @@ class StateCopied(Message, frozen=True):
     wants: tuple[str, ...]
     changed: bool
     size_bytes: int
-    again: bool = False
+    again: int = 0
 
 
 class StepSkipped(Message, frozen=True):
     """A rank found no buffer for a step, or none when it was to take it again, or has nothing to copy, as `reason` says.
 
-    Attributes: wants: tiers that were to have it.
+    Attributes:
+        again: how often the step had been taken before, and left out by a rank.
+        wants: tiers that were to have it.
     """
 
     generation: int
     rank: int
     step: int
-    again: bool = False
+    again: int = 0
     wants: tuple[str, ...] = ()
     reason: str = "no buffer was free"
 

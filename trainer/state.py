@@ -143,9 +143,9 @@ class TrainingState:
             self._save()
             return
         if self._snapshots.left_out(self._saved_step == self.progress.step):
-            self._snapshot(frozenset([self._config.checkpoint.tiers[-1].name]), wait_s=LAST_WAIT_S, again=True)
+            self._snapshot(frozenset([self._config.checkpoint.tiers[-1].name]), wait_s=LAST_WAIT_S, again=1)
 
-    def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> None:
+    def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0, *, again: int = 0) -> None:
         assert self._snapshots is not None
         with worker.phase("snapshot"):
             local_shards = [*self._known_arrays(), *self._random_numbers(random_state())]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -170,7 +171,8 @@ class Daemon:
         return await asyncio.get_running_loop().run_in_executor(self._threads[root.path], work)
 
     def _retain(self, request: Retain) -> None:
-        steps, left_out = frozenset(request.steps), frozenset(request.left_out)
+        steps = frozenset(request.steps)
+        left_out = dict(zip_longest(request.left_out, request.again[: len(request.left_out)], fillvalue=0))
 
         def needed(shard: ShardManifest) -> bool:
             if shard.step in steps:
@@ -178,7 +180,7 @@ class Daemon:
             if shard.generation < request.generation or shard.step <= request.upto:
                 return False
             # A step that is taken again counts, and whoever asked to leave it out may not have known of that.
-            return shard.step not in left_out or self._snapshots.taken_again(shard)
+            return shard.step not in left_out or self._snapshots.taken_again(shard) > left_out[shard.step]
 
         if request.tier == self._snapshots.memory:
             self._snapshots.retain(needed)

@@ -16,7 +16,7 @@ class Session:
         layouts: digest of the arrays that each rank has announced.
         copied: what ranks have reported of a step that others have not copied yet, by step and rank.
         skipped: steps of which there will be no shard.
-        again: steps that are taken again after they were left out; see `checkpoint.Snapshots.left_out`.
+        again: how often a step was taken again after it was left out; see `checkpoint.Snapshots.left_out`.
         done: ranks that are done with the present lease, by a snapshot or without.
         digest: of the arrays, once all ranks have announced the same: buffers are made for it.
         ready: buffers for the layout are there.
@@ -31,13 +31,18 @@ class Session:
     layouts: dict[int, str] = field(default_factory=dict)
     copied: dict[int, dict[int, StateCopied]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
-    again: set[int] = field(default_factory=set)
+    again: dict[int, int] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     digest: str = ""
     ready: bool = False
 
-    def take_again(self, step: int) -> None:
-        """A rank takes a step again, or would have: what was reported of it before does not count any more."""
-        if step not in self.again:
-            self.again.add(step)
+    def counts(self, step: int, again: int) -> bool:
+        """A rank takes a step that often `again`, or would have: whether that counts, and not another one's later try.
+
+        What was reported of the step before does not count any more.
+        """
+        known = self.again.get(step, 0)
+        if again > known:
+            self.again[step] = again
             self.skipped.discard(step)
+        return again >= known

@@ -139,10 +139,10 @@ class Snapshots:
             self._work.start(self._prepare(session))
         self.offer()
 
-    def taken_again(self, shard: ShardManifest) -> bool:
-        """Whether the present workers have taken it again after it was left out."""
+    def taken_again(self, shard: ShardManifest) -> int:
+        """How often the present workers have taken its step again after it was left out."""
         session = self._session
-        return session is not None and shard.generation == session.generation and shard.step in session.again
+        return session.again.get(shard.step, 0) if session is not None and shard.generation == session.generation else 0
 
     def discard(self, needed: Callable[[ShardManifest], bool]) -> None:
         """Forget at once what is in buffers and not needed."""
@@ -312,9 +312,8 @@ class Snapshots:
             case StateCopied():
                 self._copied(session, news)
             case StepSkipped():
-                if news.again:
-                    session.take_again(news.step)
-                self._skip(session, news.step, news.reason, news.wants)
+                if session.counts(news.step, news.again):
+                    self._skip(session, news.step, news.reason, news.wants)
             case LeasePassed():
                 self._passed(session, news.rank, news.lease)
             case BufferBroken():
@@ -325,9 +324,7 @@ class Snapshots:
             self._skip(session, news.step, "it was copied for a snapshot daemon before this one", news.wants)
             return
         session.done.add(news.rank)
-        if news.again:
-            session.take_again(news.step)
-        if news.step not in session.skipped:
+        if session.counts(news.step, news.again) and news.step not in session.skipped:
             session.copied.setdefault(news.step, {})[news.rank] = news
         self._finish_lease(session, news.step)
 
@@ -386,7 +383,7 @@ class Snapshots:
         if step not in session.skipped:
             session.skipped.add(step)
             wanted = tuple(sorted({*wants, *(name for news in copied.values() for name in news.wants)}))
-            again = step in session.again
+            again = session.again.get(step, 0)
             self._report(Skipped(generation=session.generation, step=step, reason=reason, again=again, wants=wanted))
 
     async def _seal(self, session: Session, index: int, step: int, copied: Mapping[int, StateCopied]) -> None:
@@ -417,7 +414,7 @@ class Snapshots:
                     stall_s=max(news.stall_s for news in copied.values()),
                     write_s=time.monotonic() - began,
                     wants=tuple(sorted({name for news in copied.values() for name in news.wants})),
-                    again=any(news.again for news in copied.values()),
+                    again=max(news.again for news in copied.values()),
                 )
             )
         self.offer()

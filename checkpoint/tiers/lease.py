@@ -37,7 +37,8 @@ class LeaseWord:
     A worker uses each lease at most once, and leases of its own generation only: what was published for the workers before it
     may lead to a buffer of another layout.
 
-    Invariant: one store of eight aligned bytes is atomic, and the daemon alone writes; so a reader sees a lease as a whole.
+    Invariant: one store of eight aligned bytes is atomic, and the daemon alone writes; so a reader sees a lease as a whole. The
+    words behind it are the ranks' own, see `NodeAgreement`.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -48,18 +49,58 @@ class LeaseWord:
             self._map = mmap.mmap(fd, mmap.PAGESIZE)
         finally:
             os.close(fd)
-        self._words = memoryview(self._map).cast("Q")
+        self.words = memoryview(self._map).cast("Q")
 
     def publish(self, lease: Lease) -> None:
         """Raises ValueError where a number is too large for its bits."""
         if lease.generation >> 24 or lease.number >> 32:
             raise ValueError(f"{lease} does not fit into a lease word")
-        self._words[0] = lease.generation << 40 | lease.number << 8 | (0 if lease.buffer is None else lease.buffer + 1)
+        self.words[0] = lease.generation << 40 | lease.number << 8 | (0 if lease.buffer is None else lease.buffer + 1)
 
     def read(self) -> Lease:
         """The present lease."""
-        word = self._words[0]
+        word = self.words[0]
         return Lease(word >> 40, word >> 8 & 0xFFFFFFFF, (word & 0xFF) - 1 if word & 0xFF else None)
+
+
+class NodeAgreement:
+    """What the ranks of a node agree upon without the daemon: all of them take a snapshot, or none does.
+
+    One rank may find no buffer for a snapshot, and another one a moment later. If the first left it out and the other took it, each
+    would use the next lease for another snapshot than the other does, from then on, and none would be whole. So a rank that leaves
+    one out writes that down, and one that uses a lease writes down what for.
+
+    The ranks write two words of the control page without a lock. Where two write at once, one word is lost: they do different
+    things for that snapshot, which the daemon drops, and agree about the next one.
+
+    Args:
+        generation: of the ranks.
+
+    Attempts are counted from 1 by each rank, alike on all of them.
+    """
+
+    def __init__(self, page: LeaseWord, generation: int) -> None:
+        self._words, self._generation = page.words, generation
+
+    def attempt_of(self, lease: int) -> int | None:
+        """The attempt that a rank of this node uses a lease for; None where none does, as far as is known."""
+        word = self._words[1]
+        return word & 0xFFFFFFFF if word >> 32 == lease else None
+
+    def use(self, lease: int, attempt: int) -> None:
+        """This rank uses a lease for an attempt."""
+        self._words[1] = lease << 32 | attempt
+
+    def is_left_out(self, attempt: int) -> bool:
+        """Whether a rank of this node has left an attempt out."""
+        return bool(self._words[2] == self._left_out(attempt))
+
+    def leave_out(self, attempt: int) -> None:
+        """This rank leaves an attempt out, and the others need not copy anything for it."""
+        self._words[2] = self._left_out(attempt)
+
+    def _left_out(self, attempt: int) -> int:
+        return self._generation << 40 | attempt
 
 
 def buffer_path(root: Path, index: int) -> Path:

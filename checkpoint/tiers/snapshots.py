@@ -29,7 +29,7 @@ from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.affordable import MOST_STEPS, Affordable
 from checkpoint.tiers.arrivals import Arrivals
 from checkpoint.tiers.cadence import Clock
-from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord, buffer_path, layout_of
+from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord, NodeAgreement, buffer_path, layout_of
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.mappings import Mappings
 from checkpoint.tiers.session import CONTROL, Session
@@ -88,6 +88,8 @@ class Snapshots:
         self._ranks = Ranks(group)
         self._local = self._ranks.rank - self.session.first_rank
         self._word = LeaseWord(self.session.directory / CONTROL)
+        self._agreement = NodeAgreement(self._word, self.session.generation)
+        self._attempt = 0  # number of the last snapshot that was taken or left out, on all ranks the same
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._clock: Clock | None = None
         self._affordable: dict[str, Affordable] = {}
@@ -231,8 +233,7 @@ class Snapshots:
             return False
         latest = max(used for _, _, used in reported[first : first + self.session.ranks])
         if self._used < latest:  # the ranks of a node use the same buffer: this one does without that which another has used
-            self._used = latest
-            self._report_lease(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=latest))
+            self._pass(latest)
         return True
 
     def take(
@@ -244,7 +245,7 @@ class Snapshots:
         *,
         changed: bool = True,
         wait_s: float = 0.0,
-        again: bool = False,
+        again: int = 0,
         late: Sequence[bool] = (),
     ) -> SnapshotResult:
         """Copy the local shards' tensors; they may change again as soon as this returns, but for those that are `late`.
@@ -259,15 +260,17 @@ class Snapshots:
             changed: whether anything but `small` has changed since the last snapshot; equal bytes are refused where it has.
             wait_s: how long to wait for a buffer, and then for its report; without one, a snapshot that finds no buffer waits a
                 little, see `Clock.patience_s`, and is left out.
-            again: the step counts although some rank has left it out before; see `left_out`.
+            again: how often the step was taken before, and left out by some rank; see `left_out`.
             late: of each local shard, whether it is on a GPU that is told `before_change` before it changes; none: none is.
         """
         assert self._mappings is not None, "start comes first"
         began = time.perf_counter()
         generation, rank = self.session.generation, self._ranks.rank
         self._redeliver(REPORT_S if wait_s else 0.0)
+        self._attempt += 1
         index = self._acquire(wait_s or self._patience_s(tiers)) if self._announced() else None
         if index is None:
+            self._agreement.leave_out(self._attempt)
             delivered = self._announcement_delivered and not self._layout_changed  # the daemon may not have got the message
             if self._announcement is None and not delivered:
                 news = LayoutAnnounced(generation=generation, rank=rank, digest=self._digest)
@@ -316,7 +319,7 @@ class Snapshots:
             self._costs(self._cost_s)
         return SnapshotResult(step, True, buffer.size_bytes, stall_s)
 
-    def leave_out(self, step: int, tiers: frozenset[str], *, again: bool = False, why: str = "") -> None:
+    def leave_out(self, step: int, tiers: frozenset[str], *, again: int = 0, why: str = "") -> None:
         """This rank has nothing to copy for a step of which others may `take` a snapshot: no buffer waits for it.
 
         Args:
@@ -325,12 +328,13 @@ class Snapshots:
         """
         self.finish()
         self._redeliver(0.0)
+        self._attempt += 1
+        self._agreement.leave_out(self._attempt)
         generation, rank, lease = self.session.generation, self._ranks.rank, self._word.read()
         wants, reason = tuple(sorted(tiers)), f"rank {rank} has left it out" + (f": {why:.300}" if why else "")
         self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=reason))
-        if lease.generation == generation and lease.buffer is not None and lease.number > self._used:
-            self._used = lease.number
-            self._report_lease(LeasePassed(generation=generation, rank=rank, lease=lease.number))  # after the reason
+        if self._is_unused(lease) and self._agreement.attempt_of(lease.number) is not None:
+            self._pass(lease.number)  # after the reason
 
     def _skip(self, news: StepSkipped) -> None:
         self._report(news, REPORT_S if news.again else self._patience_with_daemon_s)
@@ -405,7 +409,7 @@ class Snapshots:
         with self.waiting():
             until = time.monotonic() + wait_s
             mapped = self._mappings is not None and self._mappings.done_within(wait_s)
-            lease = self._wait_for_lease(max(0.0, until - time.monotonic())) if mapped else None
+            lease = self._wait_for_lease(max(0.0, until - time.monotonic()), self._attempt) if mapped else None
         if lease is None:
             return None
         self._used = lease.number
@@ -414,17 +418,37 @@ class Snapshots:
     def _patience_s(self, tiers: frozenset[str]) -> float:
         return 0.0 if self._clock is None else self._clock.patience_s(tiers, time.monotonic())
 
-    def _wait_for_lease(self, wait_s: float) -> Lease | None:
-        """A lease for the workers of this generation that this one has not used yet."""
+    def _wait_for_lease(self, wait_s: float, attempt: int | None = None) -> Lease | None:
+        """A lease for the workers of this generation that this one has not used yet.
+
+        Args:
+            attempt: that it is to be used for, unless the other ranks of this node leave that out; None: it is only looked at.
+        """
         deadline = time.monotonic() + wait_s
         while True:
             lease = self._word.read()
-            mine = lease.generation == self.session.generation and lease.number > self._used
-            if mine and lease.buffer is not None and self._fits(lease.buffer):
+            found = self._is_unused(lease) and lease.buffer is not None and self._fits(lease.buffer)
+            if found and attempt is not None and self._agreement.attempt_of(lease.number) not in (None, attempt):
+                self._pass(lease.number)  # others use it for another one, and the daemon waits for this rank
+                found = False
+            if attempt is not None and self._agreement.is_left_out(attempt):
+                return None
+            if found:
+                if attempt is not None:
+                    self._agreement.use(lease.number, attempt)
                 return lease
             if self._stop_waiting or time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
+
+    def _is_unused(self, lease: Lease) -> bool:
+        """Whether there is a lease for the workers of this generation that this one has neither used nor passed."""
+        return lease.generation == self.session.generation and lease.buffer is not None and lease.number > self._used
+
+    def _pass(self, lease: int) -> None:
+        """This rank does without a lease that others have used."""
+        self._used = lease
+        self._report_lease(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=lease))
 
     def _fits(self, index: int) -> bool:
         """Whether a buffer that is leased is for what was announced last: the daemon may not have heard of that yet."""

@@ -22,6 +22,7 @@ class LeftOut:
         decided: the newest step that is complete in memory, or that the generation went on from.
         upto: as far as which no further step can become complete.
         steps: of which some node has no shard.
+        again: how often a step was taken again after it was left out, where it was.
     """
 
     def __init__(self) -> None:
@@ -29,39 +30,42 @@ class LeftOut:
         self.upto = 0
         self.steps: set[int] = set()
         self._held: set[int] = set()  # of which some node holds its shard
-        self._again: set[int] = set()  # that some node has taken again after they were left out
+        self.again: dict[int, int] = {}
         self._reported: dict[int, set[int]] = {}  # by node the open steps of which it has said what became of them
 
     def begin(self) -> None:
         """A generation begins."""
         self.decided = self.upto = 0
-        self.steps, self._held, self._again, self._reported = set(), set(), set(), {}
+        self.steps, self._held, self.again, self._reported = set(), set(), {}, {}
 
     def decide(self, step: int) -> None:
         """No step as far as this one is open any more."""
         self.decided = max(self.decided, step)
         self._close(step)
 
-    def on_skipped(self, node: int, step: int, *, again: bool) -> bool:
-        """A node has no shard of a step, nor will it have one `again`; whether a step was left out by that.
+    def on_skipped(self, node: int, step: int, *, again: int) -> bool:
+        """A node has no shard of a step, which was taken so often before; whether a step was left out by that.
 
         Where others have taken the step again already, what a node says of the time before does not count any more.
         """
         if step <= self.upto:
             return False
-        if step in self._again and not again:
+        known = self.again.get(step, 0)
+        if again < known:
             return self._report(node, step)
+        if again > known:
+            self.again[step] = again
         new = step not in self.steps
         self.steps.add(step)
         self._held.discard(step)
         return self._report(node, step) or new
 
-    def on_held(self, node: int, step: int, *, again: bool) -> bool:
-        """A node holds its shard of a step, or does so `again` after it was left out; whether a step was left out by that."""
+    def on_held(self, node: int, step: int, *, again: int) -> bool:
+        """A node holds its shard of a step, which was taken so often before; whether a step was left out by that."""
         if step <= self.upto:
             return False
-        if again and step not in self._again:
-            self._again.add(step)
+        if again > self.again.get(step, 0):
+            self.again[step] = again
             self.steps.discard(step)
         if step not in self.steps:
             self._held.add(step)
@@ -72,7 +76,7 @@ class LeftOut:
 
         A step that is taken again is not: the node's shard of it may come later.
         """
-        absent = self._held.difference(held) - self._again
+        absent = self._held.difference(held) - self.again.keys()
         self.steps |= absent
         self._held -= absent
         return bool(absent)
@@ -93,4 +97,4 @@ class LeftOut:
         self.upto = max(self.upto, step)
         self.steps = {each for each in self.steps if each > self.upto}
         self._held = {each for each in self._held if each > self.upto}
-        self._again = {each for each in self._again if each > self.upto}
+        self.again = {each: again for each, again in self.again.items() if each > self.upto}

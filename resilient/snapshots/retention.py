@@ -86,7 +86,8 @@ class Retention:
         steps = tuple(sorted({key.step for key in self._needed(tier)}))
         if tier == self._memory:
             left_out = tuple(sorted(self._left_out.steps))
-            return Retain(generation=generation, tier=tier, steps=steps, upto=self._left_out.upto, left_out=left_out)
+            again = tuple(self._left_out.again.get(step, 0) for step in left_out) if self._left_out.again else ()
+            return Retain(generation=generation, tier=tier, steps=steps, upto=self._left_out.upto, left_out=left_out, again=again)
         # Of a job that failed, some nodes may have done their part; it counts until something newer is whole.
         job, newest = self._transfers.jobs.get(tier), self._catalog.newest
         over = [key for key in self._catalog.on(tier) if job is None or key != job.key]

@@ -226,7 +226,7 @@ class Snapshots:
         """Workers of a node have copied their state into a buffer, and it is sealed."""
         shard, key = news.shard, news.shard.key
         if key.generation == self._generation:
-            again = news.again and key.step in self._left_out.steps
+            again = bool(news.again) and key.step in self._left_out.steps
             if self._left_out.on_held(node, key.step, again=news.again) or again:
                 self._retention.send(shard.tier, self._generation, out)
             if key.step in self._left_out.steps:
@@ -239,7 +239,7 @@ class Snapshots:
         snapshot.wants |= frozenset(news.wants)
         self._maybe_completed(key, now, out)
 
-    def _on_skipped(self, node: int, step: int, generation: int, out: Outbox, *, again: bool = False) -> None:
+    def _on_skipped(self, node: int, step: int, generation: int, out: Outbox, *, again: int = 0) -> None:
         if generation == self._generation and self._left_out.on_skipped(node, step, again=again):
             self._retention.send(self.plan.memory.name, generation, out)
 

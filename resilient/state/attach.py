@@ -105,6 +105,8 @@ class Attached:
         self._given_up = ""  # why there are no more snapshots of this rank
         self._takes = 0
         self._saved_step: int | None = None
+        self._taken_step: int | None = None  # of which a snapshot was taken or left out, with all other ranks
+        self._again = 0  # how often that step was taken again since
         self._snapshots: checkpoint.Snapshots | None = None
         if self.context.session is None:
             return
@@ -198,7 +200,8 @@ class Attached:
         if self._snapshots is None:
             return False
         self._start()
-        return self._take(self._snapshots, self._durable(), wait_s=LAST_WAIT_S)
+        again = self._taken_step == self.step and self._snapshots.left_out(self._saved_step == self.step)
+        return self._take(self._snapshots, self._durable(), wait_s=LAST_WAIT_S, again=again)
 
     def close(self) -> None:
         """The loop is over: make sure that its last step is saved. `steps` and, when it is to stop, `should_stop` call it."""
@@ -233,6 +236,8 @@ class Attached:
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
         self._takes += 1
+        self._again = 0 if self._taken_step != self.step else self._again + again
+        self._taken_step = self.step
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
@@ -240,20 +245,20 @@ class Attached:
                 surely = wait_s > 0.0 or not tiers.isdisjoint(self._durable())
                 self._announcement.make_room(self.step, surely=surely, given_up=bool(self._given_up))
                 if self._given_up or not self._announcement.announce_changes(self._takes):
-                    snapshots.leave_out(self.step, tiers, again=again, why=self._given_up)
+                    snapshots.leave_out(self.step, tiers, again=self._again, why=self._given_up)
                     return False
                 local_shards, groups = self._announcement.local_shards(), self._options()
             except documents.TooLong as error:
                 if not self._outgrown:
                     log.warning("the snapshot of step %d is left out, and more room is made for later ones: %s", self.step, error)
                 self._outgrown = True
-                snapshots.leave_out(self.step, tiers, again=again, why=f"{error}")
+                snapshots.leave_out(self.step, tiers, again=self._again, why=f"{error}")
                 return False
             except StateChangedShape as error:
                 if not self._given_up:
                     log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
                 self._given_up = self._given_up or f"{error}"
-                snapshots.leave_out(self.step, tiers, again=again, why=self._given_up)
+                snapshots.leave_out(self.step, tiers, again=self._again, why=self._given_up)
                 return False
             self._outgrown = False
             small: dict[str, Any] = {
@@ -263,7 +268,9 @@ class Attached:
             }
             stepping = self._announcement.stepping
             late = stepping.late() if stepping is not None else ()
-            result = snapshots.take(self.step, local_shards, small, tiers, changed=False, wait_s=wait_s, again=again, late=late)
+            result = snapshots.take(
+                self.step, local_shards, small, tiers, changed=False, wait_s=wait_s, again=self._again, late=late
+            )
             if stepping is not None:
                 stepping.taken(local_shards)
         if result.copied:

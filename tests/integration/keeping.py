@@ -60,7 +60,7 @@ def train(config: worker.Config) -> None:
             keep(tiers)
         hold(step, config.args.get("holds"))
     if snapshots_started and snapshots.left_out(kept == step):
-        keep(frozenset([durable]), wait_s=20.0, again=True)
+        keep(frozenset([durable]), wait_s=20.0, again=1)
     dist.destroy_process_group()
 
 

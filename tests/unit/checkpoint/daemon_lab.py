@@ -144,7 +144,7 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
             one.data.copy_(other.data)
         copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=wait_s).copied
         if wait_s == 0 and snapshots.left_out(copied):  # the last step
-            copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=LEASE_S, again=True).copied
+            copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=LEASE_S, again=1).copied
         pipe.send(copied)
     pipe.close()
     os._exit(0)

@@ -1,23 +1,16 @@
 """Which buffers a snapshot daemon leases, to whom and when, and what becomes of a step for which there was none."""
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import zarr
-from checkpoint_processes import Child
 from daemon_worker import job, local_shards, take, worker
 from lone_daemon import PATIENCE_S, LoneDaemon
 
-from checkpoint import LocalShard, Snapshots, points
+from checkpoint import Snapshots, points
 from checkpoint.daemon.buffers import Buffers
 from checkpoint.framing import encode
 from checkpoint.protocol import Flushed, Held, JobFailed, Retain, Skipped, SnapshotKey, StepSkipped, TierTrouble
@@ -110,7 +103,7 @@ def test_a_step_taken_again_is_kept_although_all_were_told_before_to_leave_it_ou
     if told == "before it is sealed":
         daemon.send(left_out)
         daemon.sync(1)
-    assert snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"]), wait_s=PATIENCE_S, again=True).copied
+    assert snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"]), wait_s=PATIENCE_S, again=1).copied
     assert daemon.wait_for(Held).again
     if told == "after it is sealed":
         daemon.send(left_out)
@@ -120,6 +113,19 @@ def test_a_step_taken_again_is_kept_although_all_were_told_before_to_leave_it_ou
     assert daemon.wait_for(Flushed).key == SnapshotKey(2, 1)
     daemon.send(Retain(generation=1, tier="ram", steps=(1,), upto=2))  # something newer is complete
     assert take(daemon, snapshots, 3).shard.key.step == 3
+
+
+@pytest.mark.parametrize(("again", "kept"), [((), True), ((0,), True), ((1,), False)])
+def test_a_step_taken_again_is_kept_unless_it_was_left_out_once_more(
+    daemon: LoneDaemon, again: tuple[int, ...], kept: bool
+) -> None:
+    snapshots = worker(daemon, 1)
+    take(daemon, snapshots, 1)
+    assert snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"]), wait_s=PATIENCE_S, again=1).copied
+    assert daemon.wait_for(Held).again == 1
+    daemon.send(Retain(generation=1, tier="ram", steps=(1,), upto=1, left_out=(2,), again=again))
+    daemon.sync(1)
+    assert (daemon.word.read().buffer is None) == kept
 
 
 def test_a_snapshot_after_a_long_time_waits_for_a_buffer_before_it_is_left_out(
@@ -143,7 +149,7 @@ def test_a_step_that_cannot_be_taken_again_either_is_reported_as_such(daemon: Lo
     snapshots = worker(daemon, 1)
     take(daemon, snapshots, 1)
     take(daemon, snapshots, 2)  # no buffer is left
-    for again in (False, True):
+    for again in (0, 1):
         assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram", "durable"]), again=again).copied
         skipped = daemon.wait_for(Skipped)
         assert (skipped.again, skipped.wants) == (again, ("durable", "ram"))
@@ -196,61 +202,3 @@ def test_a_step_that_ranks_of_a_node_copied_with_different_leases_is_taken_again
     reported: list[tuple[bool, int, int]], whole: bool
 ) -> None:
     assert all_have_it(reported) == whole
-
-
-# -- two ranks of a node that look for a buffer at different moments ---------------------------------------------------------
-
-
-def rank_of_two(pipe: Connection, store: str, path: str, rank: int) -> None:
-    """A rank with half the rows of an array: takes the snapshots that it is told to."""
-    import torch.distributed as dist
-
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-
-    def half(step: int) -> list[LocalShard]:
-        return [LocalShard("model/weight", (16, 64), (8 * rank, 0), torch.full((8, 64), float(step)), (8, 64))]
-
-    snapshots = Snapshots(Path(path))
-    snapshots.start(half(0))
-    pipe.send(snapshots.ready())
-    while (order := pipe.recv()) is not None:
-        if isinstance(order, bool):
-            pipe.send(snapshots.left_out(order))
-        else:
-            step, options = order
-            pipe.send(snapshots.take(step, half(step), {"step": step}, frozenset(["ram"]), **options).copied)
-
-
-def test_the_last_step_is_held_although_a_buffer_came_free_between_two_ranks_looks_for_one(base: Path) -> None:
-    with LoneDaemon(base, buffers=2) as daemon, ExitStack() as stack:
-        daemon.start()
-        path = daemon.begin(1, ranks=2)
-        ranks = [stack.enter_context(Child(rank_of_two, str(base / "store"), str(path), rank)) for rank in range(2)]
-        assert [rank.receive() for rank in ranks] == [True, True]
-
-        def told(rank: int, order: Any) -> Any:
-            ranks[rank].pipe.send(order)
-            return ranks[rank].receive()
-
-        def both(*orders: Any) -> list[Any]:
-            for rank in ranks:
-                rank.pipe.send(*orders)
-            return [rank.receive() for rank in ranks]
-
-        waits = {"wait_s": PATIENCE_S}
-        for step in (1, 2):
-            assert both((step, waits)) == [True, True]
-            assert daemon.wait_for(Held).shard.key.step == step
-        assert not told(0, (3, {})), "both buffers are in use"
-        daemon.send(Retain(generation=1, tier="ram", steps=(2,), upto=2))
-        daemon.wait_for_lease()
-        assert told(1, (3, {})), "one came free"
-        assert told(0, (4, {})), "with that which the other rank has used for the step before"
-        daemon.wait_for_lease()
-        assert told(1, (4, waits)), "with the next one"
-        assert both(True) == [True, True], "neither buffer is whole: all take it again"
-        assert both((4, {**waits, "again": True})) == [True, True]
-        assert daemon.wait_for(Held).shard.key.step == 4
-        found = zarr.open_group(daemon.held_path(4), mode="r")["model/weight"][:]
-        assert found.shape == (16, 64) and (found == 4.0).all()

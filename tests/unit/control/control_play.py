@@ -195,7 +195,7 @@ class Play:
         """A node's snapshot daemon has something to say."""
         return self.report(node, news=news)
 
-    def held(self, node: int, step: int, *, wants: Sequence[str] = (), again: bool = False) -> list[Effect]:
+    def held(self, node: int, step: int, *, wants: Sequence[str] = (), again: int = 0) -> list[Effect]:
         """A node's shard of a snapshot is in memory."""
         members = self.coordinator.membership.members
         held = shard(step, members.index(node), of=len(members), generation=self.generation)

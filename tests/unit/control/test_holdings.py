@@ -295,7 +295,7 @@ def test_a_step_that_was_left_out_and_taken_again_counts(play):
     play.held(0, 7)
     play.skipped(1, 7)
     for node in (0, 1):
-        effects = play.held(node, 7, again=True)
+        effects = play.held(node, 7, again=1)
     assert [event["step"] for event in play.events("snapshot")] == [7]
     assert play.requests(Retain, effects)[-1][1].left_out == ()
 

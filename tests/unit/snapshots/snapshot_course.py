@@ -122,7 +122,7 @@ class Course:
     def deliver(self, node: int, news: DaemonNews) -> list[Effect]:
         return self.do("on_news", node, news, self.now)
 
-    def taken(self, node: int, step: int, *, wants: tuple[str, ...] = (), again: bool = False) -> list[Effect]:
+    def taken(self, node: int, step: int, *, wants: tuple[str, ...] = (), again: int = 0) -> list[Effect]:
         """A node's shard of a snapshot is in memory."""
         held = shard(step, self.members.index(node), of=len(self.members), generation=self.generation)
         news = Held(generation=self.generation, shard=held, stall_s=0.01, write_s=0.02, wants=wants, again=again)
@@ -131,7 +131,7 @@ class Course:
     def all_take(self, step: int, *, wants: tuple[str, ...] = ()) -> list[Effect]:
         return [effect for node in self.members for effect in self.taken(node, step, wants=wants)]
 
-    def skips(self, node: int, step: int, *, again: bool = False, wants: tuple[str, ...] = ()) -> list[Effect]:
+    def skips(self, node: int, step: int, *, again: int = 0, wants: tuple[str, ...] = ()) -> list[Effect]:
         reason = "no buffer was free"
         return self.deliver(node, Skipped(generation=self.generation, step=step, reason=reason, again=again, wants=wants))
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from checkpoint.protocol import (
     Cancel,
@@ -35,7 +36,10 @@ def needed(retain: Retain | None, key: SnapshotKey, again: SnapshotKey | None) -
     """Whether a daemon keeps a snapshot by the last request that it got. Args: again: that was taken again."""
     if retain is None or key.step in retain.steps:
         return True
-    return key.generation >= retain.generation and key.step > retain.upto and (key.step not in retain.left_out or key == again)
+    if key.generation < retain.generation or key.step <= retain.upto:
+        return False
+    left_out = dict(zip_longest(retain.left_out, retain.again, fillvalue=0))
+    return key.step not in left_out or (key == again and left_out[key.step] == 0)
 
 
 @dataclass
@@ -124,10 +128,10 @@ class Daemon:
         key = self.again = SnapshotKey(self.step, self.generation)
         place = (RAM, key, self.rank % self.durable.shards, False)
         if len([each for each in self.held if each[0] == RAM and not each[3] and each != place]) >= BUFFERS:
-            self._say(Skipped(generation=self.generation, step=self.step, reason="no buffer", again=True))
+            self._say(Skipped(generation=self.generation, step=self.step, reason="no buffer", again=1))
             return False
         self._put(place)
-        self._say(Held(generation=self.generation, shard=self.shard(place), wants=wants, again=True))
+        self._say(Held(generation=self.generation, shard=self.shard(place), wants=wants, again=1))
         return True
 
     def _put(self, place: Place) -> None:

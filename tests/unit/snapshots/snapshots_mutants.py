@@ -81,13 +81,13 @@ MUTANTS = (
     Mutant(
         "a step that is taken again is left out by what a node says of the time before",
         "resilient.snapshots.left_out",
-        "        if step in self._again and not again:\n            return self._report(node, step)\n",
+        "        if again < known:\n            return self._report(node, step)\n",
         "",
     ),
     Mutant(
         "a step that is taken again is left out by what a new daemon has found",
         "resilient.snapshots.left_out",
-        "self._held.difference(held) - self._again",
+        "self._held.difference(held) - self.again.keys()",
         "self._held.difference(held)",
     ),
 )

@@ -128,33 +128,54 @@ def test_a_step_that_was_left_out_and_taken_again_counts(course: Course) -> None
     course.taken(0, 7)
     course.skips(1, 7)
     for node in (0, 1):
-        effects = course.taken(node, 7, again=True)
+        effects = course.taken(node, 7, again=1)
     assert [event["step"] for event in course.events("snapshot")] == [7]
     assert course.requests(Retain, effects)[-1][1].left_out == ()
 
 
 def test_a_step_that_is_taken_again_is_retained_from_its_first_shard_on(course: Course) -> None:
     course.skips(1, 7)
-    effects = course.taken(0, 7, again=True)
+    effects = course.taken(0, 7, again=1)
     assert {(node, each.left_out) for node, each in course.requests(Retain, effects)} == {(0, ()), (1, ())}
 
 
 def test_what_a_node_says_of_the_time_before_a_step_was_taken_again_leaves_nothing_out(course: Course) -> None:
     course.skips(0, 7)
-    course.taken(0, 7, again=True)
+    course.taken(0, 7, again=1)
     assert not course.requests(Retain, course.skips(1, 7))
-    course.taken(1, 7, again=True)
+    course.taken(1, 7, again=1)
     assert [event["step"] for event in course.events("snapshot")] == [7]
 
 
 def test_a_step_that_a_node_cannot_take_again_either_is_left_out(course: Course) -> None:
     course.skips(1, 7)
-    course.taken(0, 7, again=True)
-    effects = course.skips(1, 7, again=True)
+    course.taken(0, 7, again=1)
+    effects = course.skips(1, 7, again=1)
     assert {(node, each.left_out) for node, each in course.requests(Retain, effects)} == {(0, (7,)), (1, (7,))}
     assert not course.core._catalog.snapshots
     course.all_take(8)
     assert [event["step"] for event in course.events("snapshot")] == [8]
+
+
+def test_a_step_that_could_not_be_taken_again_counts_once_it_is_taken_another_time(course: Course) -> None:
+    course.skips(1, 7)
+    course.skips(1, 7, again=1)
+    effects = course.taken(0, 7, again=1)
+    assert {each.left_out for _, each in course.requests(Retain, effects)} == {(7,)}, "node 1 will not have it"
+    effects = course.taken(0, 7, again=2)
+    assert {(node, each.left_out) for node, each in course.requests(Retain, effects)} == {(0, ()), (1, ())}
+    course.skips(1, 7, again=1)  # late
+    course.taken(1, 7, again=2)
+    assert [event["step"] for event in course.events("snapshot")] == [7]
+
+
+def test_daemons_are_told_how_often_a_step_was_taken_when_it_was_left_out(course: Course) -> None:
+    course.skips(1, 6)
+    course.taken(0, 7)
+    course.skips(1, 7)
+    course.taken(0, 7, again=1)
+    effects = course.skips(1, 7, again=1)
+    assert {(each.left_out, each.again) for _, each in course.requests(Retain, effects)} == {((6, 7), (0, 1))}
 
 
 def test_what_a_new_daemon_does_not_have_is_let_go_by_the_others(course: Course) -> None:

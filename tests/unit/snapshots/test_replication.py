@@ -199,7 +199,7 @@ class Hybrid(Course):
         super().__init__(nodes, buffers=3, replicas=True, **options)
         self.resumed()
 
-    def taken(self, node: int, step: int, *, wants: tuple[str, ...] = (), again: bool = False) -> list[Effect]:
+    def taken(self, node: int, step: int, *, wants: tuple[str, ...] = (), again: int = 0) -> list[Effect]:
         number = self.members.index(node) % self.shards
         held = shard(step, number, of=self.shards, generation=self.generation)
         return self.deliver(node, Held(generation=self.generation, shard=held, wants=wants, again=again))

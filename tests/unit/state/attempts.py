@@ -195,6 +195,10 @@ class Attempts:
     def path(self, step: int) -> Path:
         return self._daemon.held_path(step)
 
+    def release(self, step: int) -> None:
+        """Buffers of all steps before this one may be overwritten."""
+        self._daemon.send(Retain(generation=self.generation, tier="ram", steps=(step,), upto=step))
+
     def held(self, step: int) -> None:
         """Wait until a step is sealed."""
         while self._daemon.wait_for(Held).shard.key.step != step:
