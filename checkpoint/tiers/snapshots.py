@@ -22,7 +22,6 @@ from checkpoint.agreement import Ranks
 from checkpoint.device import Device, device_of
 from checkpoint.framing import encode
 from checkpoint.local_shard import LocalShard
-from checkpoint.protocol import BufferBroken, LayoutAnnounced, LayoutWriteFailed, LeasePassed, StateCopied, StepSkipped, WorkerNews
 from checkpoint.saving import Layout, agree, spec_of
 from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
@@ -33,6 +32,15 @@ from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord, buffer_path, l
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.mappings import Mappings
 from checkpoint.tiers.session import CONTROL, Session
+from checkpoint.worker_news import (
+    BufferBroken,
+    LayoutAnnounced,
+    LayoutWriteFailed,
+    LeasePassed,
+    StateCopied,
+    StepSkipped,
+    WorkerNews,
+)
 
 READY_S = 60.0
 REPORT_S = 1.0  # for a daemon that takes no reports

@@ -29,7 +29,6 @@ from checkpoint.protocol import (
     Retain,
     SnapshotKey,
     StartJob,
-    StepSkipped,
     Sync,
     Synced,
     TakeInventory,
@@ -41,6 +40,7 @@ from checkpoint.tiers import snapshots as tiers_snapshots
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
 from checkpoint.tiers.session import SOCKET
+from checkpoint.worker_news import StepSkipped
 
 
 @pytest.mark.parametrize("begun", ["inventory", "forgotten"])
