@@ -17,7 +17,7 @@ from chaos.injectors.moments import Phase
 from chaos.orchestration.volumes import Volume
 from resilient.config.annotations import allowed, keys_of, walk
 from resilient.config.errors import ConfigError, Problem
-from resilient.config.source import MOST, TOLD, Source, attributed, in_words, ordered, parse, told
+from resilient.config.source import MOST, REPORTED, Source, attributed, in_words, ordered, parse, reported
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 SHIPPED = Path(__file__).parent / "experiments"  # a link in the source tree, so that an installation has them too
@@ -247,8 +247,8 @@ def read(path: Path) -> Experiment:
         return Experiment.model_validate(source.values)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        problems = [problem for each in found[: MOST * TOLD] for problem in _in_words(source, dict(each))]
-        raise ExperimentError(told(ordered(problems))) from None
+        problems = [problem for each in found[: MOST * REPORTED] for problem in _in_words(source, dict(each))]
+        raise ExperimentError(reported(ordered(problems))) from None
 
 
 def _parse(path: Path) -> Source:

@@ -262,7 +262,7 @@ class Spread:
     ranks: Sequence[int]
 
     @classmethod
-    def told(cls, started: Mapping[str, Any]) -> "Spread":
+    def of_event(cls, started: Mapping[str, Any]) -> "Spread":
         """Of the event `generation_started`."""
         members, world_size = started["members"], started["world_size"]
         return cls(members, started["nodes"], started.get("ranks", [world_size // len(members)] * len(members)))

@@ -38,7 +38,7 @@ def list_checkpoints(
     from checkpoint.tools.refusal import Refusal
 
     with _refusals_shown():
-        _say_what_is_read(path)
+        _print_what_is_read(path)
         found = listing.entries(path)
         if verify:
             with bar("verifying", sum(entry.size_bytes or 0 for entry in found if entry.state == "committed")) as progress:
@@ -61,7 +61,7 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
     from checkpoint.tools.refusal import Refusal
 
     with _refusals_shown():
-        _say_what_is_read(path)
+        _print_what_is_read(path)
         found = locations.locations(path)
         targets = [location for location in found if locations.is_whole(location)]
         none = Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
@@ -112,7 +112,7 @@ def compare_checkpoints(
 
         given = atol is not None or rtol is not None
         tolerance = diff.Tolerance(atol or 0.0, rtol or 0.0) if given else None
-        _say_what_is_read(a, b)
+        _print_what_is_read(a, b)
         comparison = diff.Comparison(locations.one(a), locations.one(b), only=only or (), tolerance=tolerance)
         with bar("comparing", comparison.size_bytes) as progress:
             found = comparison.run(progress)
@@ -141,7 +141,7 @@ def export_checkpoint(
         from checkpoint.tools.bar import bar
 
         aside.check(output, force=force)
-        _say_what_is_read(path)
+        _print_what_is_read(path)
         source = locations.one(path)
         built_in = form in ("zarr", "torch")
         with bar("exporting", export.size_bytes(source, only or ()) if built_in else 0) as progress:
@@ -228,7 +228,7 @@ def prune_checkpoints(
         typer.echo(f"deleted {total}; steps that stay: {kept}")
 
 
-def _say_what_is_read(*paths: Path) -> None:
+def _print_what_is_read(*paths: Path) -> None:
     """And what is not, where that may surprise."""
     from checkpoint.tools.locations import not_readable, read_of_another
 

@@ -28,8 +28,7 @@ from typing import Any
 import msgspec
 
 from checkpoint import tls
-from checkpoint.framing import Decoder, NotAMessage, encode
-from checkpoint.protocol import Authenticate, Challenge, Response
+from checkpoint.framing import Decoder, Message, NotAMessage, encode
 
 DRIVER_AGENT = "driver-agent"
 DAEMON_DAEMON = "daemon-daemon"
@@ -42,6 +41,28 @@ NONCE_BYTES = 16
 POLL_S = 0.5
 TLS_MARK = "tls-"  # before a token, and before all keys that follow from it
 REMEMBERED = 1 << 16  # nonces of clients, by a server
+
+
+class Authenticate(Message, frozen=True):
+    """A client's first message. Attributes: subject: who it is, in its role."""
+
+    role: str
+    subject: str
+    nonce: str
+    proof: str
+
+
+class Challenge(Message, frozen=True):
+    """The server's answer."""
+
+    nonce: str
+    proof: str
+
+
+class Response(Message, frozen=True):
+    """The client's answer to that; after it the client is let in."""
+
+    proof: str
 
 
 class Refused(ConnectionError):

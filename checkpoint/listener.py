@@ -23,7 +23,7 @@ CHALLENGED = 4096  # that have, and have not answered yet
 AT_ONCE = 16  # are accepted before those that are there are read again
 TRIES = 20  # of a port that is free on one address and taken on another
 PAUSE_S = 0.1  # of accepting, where there is no descriptor to be had
-TOLD_EVERY_S, TOLD_AT_LEAST_EVERY_S = 60.0, 3600.0  # while it goes on
+REPORTED_EVERY_S, REPORTED_AT_LEAST_EVERY_S = 60.0, 3600.0  # while it goes on
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Admitted = Callable[[socket.socket, Peer], None]
@@ -37,19 +37,19 @@ class Refusals:
         self._log = log
         self._count = 0
         self._last = ""
-        self._pause_s = TOLD_EVERY_S
+        self._pause_s = REPORTED_EVERY_S
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, who: str, why: str) -> None:
         """Somebody was refused."""
         self._count, self._last = self._count + 1, f"{who}: {why}"
         if self._timer is None:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._timer = None
         if not self._count:
-            self._pause_s = TOLD_EVERY_S
+            self._pause_s = REPORTED_EVERY_S
             return
         if self._count == 1:
             self._log.warning("a connection was refused before its handshake was done, of %s", self._last)
@@ -57,14 +57,14 @@ class Refusals:
             text = "%d connections were refused before their handshakes were done, the last one of %s"
             self._log.warning(text, self._count, self._last)
         self._count = 0
-        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._tell)
-        self._pause_s = min(2 * self._pause_s, TOLD_AT_LEAST_EVERY_S)
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._report)
+        self._pause_s = min(2 * self._pause_s, REPORTED_AT_LEAST_EVERY_S)
 
     def close(self) -> None:
         """Tell what was not told yet."""
         if self._timer is not None:
             self._timer.cancel()
-            self._tell()
+            self._report()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -78,7 +78,7 @@ class _Stranger:
     who: str
     handshake: Server
     timer: asyncio.TimerHandle | None = None
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
     total_bytes: int = 0
 
 
@@ -180,8 +180,8 @@ class Listener:
     def _read(self, stranger: _Stranger) -> None:
         try:
             while _read_on(stranger):
-                line = bytes(stranger.said[:-1])
-                stranger.said.clear()
+                line = bytes(stranger.received[:-1])
+                stranger.received.clear()
                 if stranger.handshake.challenged:
                     peer = stranger.handshake.admit(line)
                     self._let_go(stranger)
@@ -231,7 +231,7 @@ def _read_on(stranger: _Stranger) -> bool:
         raise ConnectionResetError("it hung up")
     data = stranger.connection.recv(coming.find(b"\n") + 1 or len(coming))
     stranger.total_bytes += len(data)
-    stranger.said += data
+    stranger.received += data
     return data.endswith(b"\n")
 
 

@@ -1,11 +1,11 @@
-"""All messages to and from the snapshot daemon of a node (`checkpoint.daemon`), and who sends which when.
+"""The messages between the snapshot daemon of a node (`checkpoint.daemon`) and its agent, and who sends which when.
 
     driver ─(through the node's agent)─► daemon    DriverRequest
     agent ──────────────────────────────► daemon    AgentRequest: DaemonSettings first
     daemon ─────────────────────────────► agent     DaemonNews, which the agent passes on to the driver
-    worker ─────────────────────────────► daemon    WorkerNews, as datagrams
-    daemon ─────────────────────────────► daemon    ReadRequest, over TCP; ReadReply in front of the bytes
-    client ─────────────────────────────► server    Authenticate, Challenge and Response begin every connection over TCP
+
+What workers report to the daemon is in `checkpoint.worker_news`, what daemons and workers read from each other's nodes in
+`checkpoint.shard_reads`.
 
 `generation` is the one on whose behalf the sender speaks. Sizes are in bytes, durations in seconds.
 """
@@ -347,125 +347,3 @@ DaemonNews = (
     | Synced
     | Cleared
 )
-
-
-# -- worker to daemon -----------------------------------------------------------------------------------------------------
-
-
-class LayoutAnnounced(Message, frozen=True):
-    """What a rank will write: the digest of the write plan, and files that describe it; see `checkpoint.tiers.blueprint`."""
-
-    generation: int
-    rank: int
-    digest: str
-
-
-class LayoutWriteFailed(Message, frozen=True):
-    """A rank could not write down what it will write; it tries again."""
-
-    generation: int
-    rank: int
-    reason: str
-    errno: int | None = None
-
-
-class StateCopied(Message, frozen=True):
-    """A rank has copied its state of a step into the buffer of a lease.
-
-    Attributes:
-        wants: tiers that are to have the step.
-        changed: whether anything but the small state has changed since the last snapshot.
-        again: how often the step had been taken before, and left out by a rank.
-    """
-
-    generation: int
-    rank: int
-    step: int
-    lease: int
-    stall_s: float
-    wants: tuple[str, ...]
-    changed: bool
-    size_bytes: int
-    again: int = 0
-
-
-class StepSkipped(Message, frozen=True):
-    """A rank found no buffer for a step, or none when it was to take it again, or has nothing to copy, as `reason` says.
-
-    Attributes:
-        again: how often the step had been taken before, and left out by a rank.
-        wants: tiers that were to have it.
-    """
-
-    generation: int
-    rank: int
-    step: int
-    again: int = 0
-    wants: tuple[str, ...] = ()
-    reason: str = "no buffer was free"
-
-
-class LeasePassed(Message, frozen=True):
-    """A rank does without a lease, because other ranks have used it."""
-
-    generation: int
-    rank: int
-    lease: int
-
-
-class BufferBroken(Message, frozen=True):
-    """A rank could not write into the buffer of a lease."""
-
-    generation: int
-    rank: int
-    step: int
-    lease: int
-    reason: str
-    errno: int | None = None
-
-
-WorkerNews = LayoutAnnounced | LayoutWriteFailed | StateCopied | StepSkipped | LeasePassed | BufferBroken
-
-
-# -- the handshake of every connection: see `checkpoint.handshake` ---------------------------------------------------------
-
-
-class Authenticate(Message, frozen=True):
-    """A client's first message. Attributes: subject: who it is, in its role."""
-
-    role: str
-    subject: str
-    nonce: str
-    proof: str
-
-
-class Challenge(Message, frozen=True):
-    """The server's answer."""
-
-    nonce: str
-    proof: str
-
-
-class Response(Message, frozen=True):
-    """The client's answer to that; after it the client is let in."""
-
-    proof: str
-
-
-# -- daemon to daemon -----------------------------------------------------------------------------------------------------
-
-
-class ReadRequest(Message, frozen=True):
-    """A range of a file in a shard's directory; all of it without a length."""
-
-    directory: str
-    file: str
-    offset: int = 0
-    length: int | None = None
-
-
-class ReadReply(Message, frozen=True):
-    """So many bytes follow; or none, and why."""
-
-    size_bytes: int = 0
-    error: str | None = None

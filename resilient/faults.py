@@ -121,7 +121,7 @@ class WorkerEnd:
         return self.exitcode != 0
 
     @property
-    def said(self) -> Raised | None:
+    def exception(self) -> Raised | None:
         """The exception that says why it ended; `sys.exit(3)` says no more than the exit code."""
         return None if self.raised is not None and self.raised.is_number else self.raised
 
@@ -199,9 +199,9 @@ def _aborted(end: WorkerEnd) -> bool:
 
 def _diagnose(end: WorkerEnd) -> symptoms.Finding | None:
     """What the end of a worker says of its cause."""
-    if end.said is not None:
-        found = symptoms.diagnose(f"{end.said.type}: {end.said.message}", end.log)
-        return found or (symptoms.diagnose(end.said.causes, end.log) if end.said.causes else None)
+    if end.exception is not None:
+        found = symptoms.diagnose(f"{end.exception.type}: {end.exception.message}", end.log)
+        return found or (symptoms.diagnose(end.exception.causes, end.log) if end.exception.causes else None)
     found = symptoms.diagnose(None, end.log)
     # What was killed from outside, or left by itself, did not end of a peer that it had lost.
     return None if found is not None and found.symptom.blames_a_peer and not _aborted(end) else found
@@ -268,13 +268,13 @@ def from_ends(
     first = culprit(ends, stopped=stopped)
     step = computed(first.step, resumed_step)
     found = _diagnose(first) if first.raised is None or first.raised.final is None else None
-    if (said := first.said) is not None:
-        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(said.words) else "exception"
-        kind = said.kind or kind
-        cause = said.type
-        detail = _line(said)
-        evidence = said.traceback if said.final is None else said.message
-        since = said.t
+    if (exception := first.exception) is not None:
+        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(exception.words) else "exception"
+        kind = exception.kind or kind
+        cause = exception.type
+        detail = _line(exception)
+        evidence = exception.traceback if exception.final is None else exception.message
+        since = exception.t
     else:
         kind = "collective_timeout" if _aborted(first) and symptoms.waited_in_vain(first.log) else "exit"
         cause = _signal_name(-first.exitcode) if first.exitcode < 0 else f"exit code {first.exitcode}"

@@ -117,10 +117,10 @@ def complain(error: ForeseenError) -> Exit:
 def stop_early_on_signals(log: "DriverLog") -> None:
     """Until the driver takes the signals over, a stop has nothing to save: it ends the command at once, with its own status."""
     from resilient.driver.hangup import Hangup
-    from resilient.driver.terminal import say_at_once
+    from resilient.driver.terminal import print_at_once
 
     def stop(number: int, _: object) -> NoReturn:
-        say_at_once(f"resilient: stopped by {signal.Signals(number).name} before anything was started\n")
+        print_at_once(f"resilient: stopped by {signal.Signals(number).name} before anything was started\n")
         os._exit(Exit.STOPPED)
 
     Hangup(log).install()

@@ -65,7 +65,7 @@ def picture(events: Iterable[Line], metrics: Iterable[Line]) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {height:.0f}" width="{WIDTH:.0f}" '
-            f'height="{height:.0f}" role="img" aria-label="{safe(_said(timeline))}">',
+            f'height="{height:.0f}" role="img" aria-label="{safe(_caption(timeline))}">',
             f"<style>{_STYLE}</style>",
             *body,
             "</svg>\n",
@@ -73,7 +73,7 @@ def picture(events: Iterable[Line], metrics: Iterable[Line]) -> str:
     )
 
 
-def _said(timeline: Timeline) -> str:
+def _caption(timeline: Timeline) -> str:
     """The picture in a sentence."""
     faults = [each for each in timeline.incidents if not each.pause]
     well = sum(each.went_on for each in faults)
@@ -91,7 +91,7 @@ def _said(timeline: Timeline) -> str:
 
 
 def _heading(timeline: Timeline) -> Iterator[str]:
-    yield f'<text class="title" x="18" y="27">{safe(cut(_said(timeline), 860, 15))}</text>'
+    yield f'<text class="title" x="18" y="27">{safe(cut(_caption(timeline), 860, 15))}</text>'
     down_s = sum(each.down_s or 0.0 for each in timeline.incidents if not each.pause)
     again = sum(each.lost_steps or 0 for each in timeline.incidents)
     under = f"{seconds_text(down_s)} down after faults, {steps_text(again)} computed again"

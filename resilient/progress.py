@@ -91,7 +91,7 @@ class Progress:
 
     def expect_words(self) -> None:
         """The script has called `init`: it gets until its second step to say something."""
-        self._silent = self.says_nothing()
+        self._silent = self.is_silent()
 
     def stand_back(self, step: int) -> None:
         """The script beats by itself, and has finished this step."""
@@ -105,7 +105,7 @@ class Progress:
         if self._line_t == 0.0 or step <= self._line_step:  # nobody knows when it began
             self._line_t, self._untimed = clock.now(), 1
             self._reported_up_to(step - 1)
-        self._tell_step(step)
+        self._report_step(step)
 
     def leave_phases(self) -> None:
         """The script tells a phase by itself: where nothing has been inferred so far, nothing will be."""
@@ -130,7 +130,7 @@ class Progress:
         self._stop.is_off = True
         return self.count if self._beating and self.count else None
 
-    def says_nothing(self) -> bool:
+    def is_silent(self) -> bool:
         """Whether nothing tells yet where the script stands: neither a step of an optimizer nor the script."""
         return self._beating and self.count == 0
 
@@ -174,13 +174,13 @@ class Progress:
             return
         may_stop = self._stop.stepped(key, counts=begins)
         if begins:
-            self._tell_iteration(optimizer)
+            self._report_iteration(optimizer)
         if may_stop and self._line_t and not self._stop.is_off and self._region.stop_reason(self.count) is not None:
             self._stop.begin(lambda optimizer: optimizer in self._stepped, lambda: not _makes_state_only())
         if begins and self.watcher is not None:
             self.watcher(None, self._base + self.count)
 
-    def _tell_iteration(self, optimizer: Any) -> None:
+    def _report_iteration(self, optimizer: Any) -> None:
         """Another iteration has begun."""
         count = self.count
         if self._line_t == 0.0:
@@ -188,9 +188,9 @@ class Progress:
         self.go_on()
         self._region.beat(self._base + count)
         if self.files:
-            self.tell_files(count - 1)
+            self.report_files(count - 1)
         if self._first_rank:
-            self._tell_step(self._base + count)
+            self._report_step(self._base + count)
 
     def _begin(self, optimizer: Any) -> None:
         """The first step that is told."""
@@ -226,7 +226,7 @@ class Progress:
             return saved
         return max(0, found - self._uncounted)
 
-    def _tell_step(self, step: int, *, last: bool = False) -> None:
+    def _report_step(self, step: int, *, last: bool = False) -> None:
         self._step = step
         self._seen += not last
         now = clock.now()
@@ -251,7 +251,7 @@ class Progress:
         if self._lines:
             self._region.reported(step)
 
-    def tell_files(self, count: int) -> None:
+    def report_files(self, count: int) -> None:
         """Tell of the checkpoint that was written after so many steps: whoever wrote it has gone on, so it is whole."""
         files = self.files.take()
         steps_are_seen = self._line_t > 0
@@ -267,9 +267,9 @@ class Progress:
     def ends(self) -> None:
         """The script has ended, in whatever way it could notice."""
         if self.files:
-            self.tell_files(self.count)
+            self.report_files(self.count)
         if self._first_rank and (self._beating or self._lines) and self._line_t and self._step > self._line_step:
-            self._tell_step(self._step, last=True)
+            self._report_step(self._step, last=True)
 
     def _silence(self) -> None:
         """In a process that the script has forked: the region is its parent's."""
@@ -280,7 +280,7 @@ class Progress:
     @contextmanager
     def _saving(self) -> Iterator[None]:
         if not self.count and self.files and not self._writers and self.files.idle_s() >= APART_S:
-            self.tell_files(0)
+            self.report_files(0)
         self._unfinished = True
         self._writers += 1
         try:
@@ -393,5 +393,5 @@ def observe(
         iterator = loader._BaseDataLoaderIter
         iterator.__next__ = progress.reading(iterator.__next__)
     progress.files.wrap()
-    collectives.watch(region, progress.says_nothing)
+    collectives.watch(region, progress.is_silent)
     return progress

@@ -82,7 +82,7 @@ def take_in(run_dir: Path, book: Book) -> int:
             if error.errno in _PASSING:
                 failed = failed or error
             else:
-                _tell(path, "read", error)
+                _log_failure(path, "read", error)
     new = _write(run_dir, book, read) if read else 0
     if failed is not None:
         raise failed
@@ -98,7 +98,7 @@ def _files(directory: Path) -> list[Path]:
     except OSError as error:
         if error.errno in _PASSING:
             raise
-        _tell(directory, "read", error)
+        _log_failure(directory, "read", error)
         return []
 
 
@@ -122,11 +122,11 @@ def _write(run_dir: Path, book: Book, read: Mapping[Path, list["_Left"]]) -> int
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            _tell(path, "removed", error)
+            _log_failure(path, "removed", error)
     return len(new)
 
 
-def _tell(path: Path, what: str, error: OSError) -> None:
+def _log_failure(path: Path, what: str, error: OSError) -> None:
     log.warning("%s, which an agent has left, cannot be %s: %s", path, what, error.strerror)
 
 

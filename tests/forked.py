@@ -25,7 +25,7 @@ CONTEXT.set_forkserver_preload(
         *("checkpoint.dcp", "checkpoint.newest", "checkpoint.daemon.__main__", "torch.distributed.checkpoint.state_dict"),
         *("numpy.ma", "pytest", "hypothesis"),
         # What the functions that are run are defined in or need; the server passes over what cannot be found.
-        *("checkpoint_processes", "checkpoint_state", "daemon_lab", "trainer_ranks"),
+        *("checkpoint_processes", "checkpoint_state", "daemon_lab", "lab_children", "trainer_ranks"),
         "frozen",  # the last one
     ]
 )

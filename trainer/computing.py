@@ -21,11 +21,11 @@ class Computing:
 
     Args:
         meter: of the GPU.
-        tell: takes the seconds of a step.
+        report: takes the seconds of a step.
     """
 
-    def __init__(self, meter: Meter, tell: Callable[[float], None] = worker.computed) -> None:
-        self._meter, self._tell = meter, tell
+    def __init__(self, meter: Meter, report: Callable[[float], None] = worker.computed) -> None:
+        self._meter, self._report = meter, report
         self._spans: list[tuple[object, object]] = []  # marks before and behind passes
         self._count = 0
 
@@ -34,7 +34,7 @@ class Computing:
         if self._spans:
             self._meter.wait(self._spans[-1][1])
             seconds = sum(self._meter.seconds(before, behind) for before, behind in self._spans)
-            self._tell(seconds * self._count / (self._count - 1))  # of each pass, one lies between exchanges and is not in it
+            self._report(seconds * self._count / (self._count - 1))  # of each pass, one lies between exchanges and is not in it
         self._spans, self._count = [], count
 
     @contextmanager

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,22 @@ def _llama(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tenso
     }
 
 
-def _gpt2(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    def bias(name: str, size: int) -> Tensor:
-        return weights.get(f"{name}.bias", torch.zeros(size))
+def _bias(weights: Mapping[str, Tensor], name: str, size: int) -> Tensor:
+    """Zeros where the model has none, for forms in which there is always one."""
+    return weights.get(f"{name}.bias", torch.zeros(size))
 
+
+def _with_biases(weights: Mapping[str, Tensor], names: Mapping[str, str], *, transposed: bool = False) -> dict[str, Tensor]:
+    """Weights and biases of modules under other names. Args: names: theirs by ours."""
+    found = {}
+    for our, their in names.items():
+        weight = weights[f"{our}.weight"]
+        found[f"{their}.weight"] = weight.T if transposed else weight
+        found[f"{their}.bias"] = _bias(weights, our, len(weight))
+    return found
+
+
+def _gpt2(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor], dict[str, Any]]:
     found = {"transformer.wte.weight": weights["embedding.weight"], "transformer.wpe.weight": weights["positions.weight"]}
     if not shape.tied:
         found["lm_head.weight"] = weights["head.weight"]
@@ -190,16 +203,10 @@ def _gpt2(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor
         parts = [f"{ours}.attention.{part}" for part in ("query", "key", "value")]
         # Its linear layers hold (in, out), and one makes queries, keys and values.
         found[f"{theirs}.attn.c_attn.weight"] = torch.cat([weights[f"{part}.weight"] for part in parts]).T
-        found[f"{theirs}.attn.c_attn.bias"] = torch.cat([bias(part, shape.hidden) for part in parts])
-        lines = (("attention.output", "attn.c_proj"), ("mlp.up", "mlp.c_fc"), ("mlp.down", "mlp.c_proj"))
-        for our, their in lines:
-            weight = weights[f"{ours}.{our}.weight"]
-            found[f"{theirs}.{their}.weight"] = weight.T
-            found[f"{theirs}.{their}.bias"] = bias(f"{ours}.{our}", len(weight))
-    for our, their in norms.items():
-        found[f"{their}.weight"] = weights[f"{our}.weight"]
-        found[f"{their}.bias"] = bias(our, shape.hidden)
-    return found, {
+        found[f"{theirs}.attn.c_attn.bias"] = torch.cat([_bias(weights, part, shape.hidden) for part in parts])
+        lines = {"attention.output": "attn.c_proj", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
+        found |= _with_biases(weights, {f"{ours}.{our}": f"{theirs}.{their}" for our, their in lines.items()}, transposed=True)
+    return found | _with_biases(weights, norms), {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "n_embd": shape.hidden,
@@ -216,9 +223,6 @@ def _gpt2(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor
 
 
 def _gpt_neox(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    def bias(name: str, size: int) -> Tensor:
-        return weights.get(f"{name}.bias", torch.zeros(size))
-
     found = {"gpt_neox.embed_in.weight": weights["embedding.weight"]}
     if not shape.tied:
         found["embed_out.weight"] = weights["head.weight"]
@@ -230,17 +234,11 @@ def _gpt_neox(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Te
         # Head by head its rows make a query, a key and a value.
         fused = torch.stack([weights[f"{part}.weight"].reshape(shape.heads, -1, shape.hidden) for part in parts], dim=1)
         found[f"{theirs}.attention.query_key_value.weight"] = fused.flatten(0, 2)
-        fused = torch.stack([bias(part, shape.hidden).reshape(shape.heads, -1) for part in parts], dim=1)
+        fused = torch.stack([_bias(weights, part, shape.hidden).reshape(shape.heads, -1) for part in parts], dim=1)
         found[f"{theirs}.attention.query_key_value.bias"] = fused.flatten()
-        lines = (("attention.output", "attention.dense"), ("mlp.up", "mlp.dense_h_to_4h"), ("mlp.down", "mlp.dense_4h_to_h"))
-        for our, their in lines:
-            weight = weights[f"{ours}.{our}.weight"]
-            found[f"{theirs}.{their}.weight"] = weight
-            found[f"{theirs}.{their}.bias"] = bias(f"{ours}.{our}", len(weight))
-    for our, their in norms.items():
-        found[f"{their}.weight"] = weights[f"{our}.weight"]
-        found[f"{their}.bias"] = bias(our, shape.hidden)
-    return found, {
+        lines = {"attention.output": "attention.dense", "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h"}
+        found |= _with_biases(weights, {f"{ours}.{our}": f"{theirs}.{their}" for our, their in lines.items()})
+    return found | _with_biases(weights, norms), {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
         "hidden_size": shape.hidden,

@@ -322,7 +322,7 @@ class Runner:
             first = self._active[0].target if self._active else None
             wanted = first if first is not None else blamed(aim, last["ranks"], last["nodes"])
         assert not isinstance(wanted, str)
-        spread = Spread.told(generation)
+        spread = Spread.of_event(generation)
         return spread.confined(spread.placed(aim, wanted), self._hit, self._terms.limits.nodes)
 
     def _hear(self) -> None:

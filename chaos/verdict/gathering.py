@@ -50,7 +50,7 @@ def inspect(where: Sequence[Path], hosts: Hosts = ON_THIS_ONE) -> dict[str, mach
         try:
             found[host] = _asked(prefix, "chaos.verdict.machine", where) if prefix else machine.inspect(where)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            log.warning("%s cannot be inspected, and is left out of the verdict: %s", host, _said(error))
+            log.warning("%s cannot be inspected, and is left out of the verdict: %s", host, _reason(error))
     return found
 
 
@@ -188,7 +188,7 @@ def left(run_dir: Path, where: Sequence[Path], before: Mapping[str, machine.Stat
         try:
             now = _inspect(run_dir, where, prefix)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            found["machine"].append(f"{name}cannot be inspected: {_said(error)}")
+            found["machine"].append(f"{name}cannot be inspected: {_reason(error)}")
             continue
         changed = machine.changes(before[host], now["machine"])
         for what, lines in (("processes", now["processes"]), ("files", now["files"]), ("machine", changed)):
@@ -202,7 +202,7 @@ def _inspect(run_dir: Path, where: Sequence[Path], prefix: Sequence[str]) -> dic
     return _asked(prefix, "chaos.verdict.leftovers", [run_dir, *where])
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """What is wrong with a host, in a line: the last one of a command that failed there."""
     lines = (error.stderr or "").strip().splitlines() if isinstance(error, subprocess.CalledProcessError) else []
     return lines[-1] if lines else str(error)

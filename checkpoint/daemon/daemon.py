@@ -43,10 +43,10 @@ from checkpoint.protocol import (
     Synced,
     TakeInventory,
     TierSettings,
-    WorkerNews,
 )
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.tiers.session import SOCKET
+from checkpoint.worker_news import WorkerNews
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from checkpoint import direct
 from checkpoint.framing import Decoder, encode
 from checkpoint.handshake import Peer
 from checkpoint.listener import Listener, bind, stream
-from checkpoint.protocol import ReadReply, ReadRequest
+from checkpoint.shard_reads import ReadReply, ReadRequest
 
 log = logging.getLogger(__name__)
 

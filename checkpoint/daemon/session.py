@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from checkpoint.protocol import StateCopied
+from checkpoint.worker_news import StateCopied
 
 
 @dataclass(eq=False)

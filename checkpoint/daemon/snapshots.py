@@ -19,28 +19,30 @@ from checkpoint.daemon.tasks import Tasks
 from checkpoint.naming import step_path
 from checkpoint.protocol import (
     BeginSession,
-    BufferBroken,
     DaemonNews,
     DaemonSettings,
     Held,
-    LayoutAnnounced,
-    LayoutWriteFailed,
-    LeasePassed,
     NoRoom,
     Skipped,
     SnapshotKey,
     Stale,
-    StateCopied,
-    StepSkipped,
     TierTrouble,
     TierWell,
-    WorkerNews,
 )
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.tiers import blueprint
 from checkpoint.tiers.blueprint import Blueprint
 from checkpoint.tiers.lease import LINK, Lease, LeaseWord, buffer_path
 from checkpoint.tiers.session import CONTROL
+from checkpoint.worker_news import (
+    BufferBroken,
+    LayoutAnnounced,
+    LayoutWriteFailed,
+    LeasePassed,
+    StateCopied,
+    StepSkipped,
+    WorkerNews,
+)
 
 log = logging.getLogger(__name__)
 

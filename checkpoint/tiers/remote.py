@@ -17,8 +17,8 @@ from checkpoint.errors import DamagedCheckpoint, UnreachableCheckpoint
 from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.handshake import WORKER_DAEMON, authenticate
 from checkpoint.layout import Shard
-from checkpoint.protocol import ReadReply, ReadRequest
 from checkpoint.shard_manifest import ShardManifest
+from checkpoint.shard_reads import ReadReply, ReadRequest
 from checkpoint.source import Source
 
 TIMEOUT_S = 30.0  # without a byte

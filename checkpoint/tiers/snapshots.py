@@ -1,12 +1,11 @@
 """Snapshots: a worker copies its state into a buffer and computes on.
 
-Owns the worker's side: acquiring a lease, the copy, and the report to the snapshot daemon. Training stands still for the copy
-alone, and a GPU copies while it computes. Nothing here waits for a disk, and nothing that goes wrong here stops training: a
-snapshot for which there is no buffer is left out.
+Owns the worker's side: acquiring a lease, the copy, and what is reported of it over `checkpoint.tiers.daemon_link`. Training stands
+still for the copy alone, and a GPU copies while it computes. Nothing here waits for a disk, and nothing that goes wrong here stops
+training: a snapshot for which there is no buffer is left out.
 """
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,22 +19,21 @@ import torch.distributed as dist
 from checkpoint import points, shard_manifest, state
 from checkpoint.agreement import Ranks
 from checkpoint.device import Device, device_of
-from checkpoint.framing import encode
 from checkpoint.local_shard import LocalShard
-from checkpoint.protocol import BufferBroken, LayoutAnnounced, LayoutWriteFailed, LeasePassed, StateCopied, StepSkipped, WorkerNews
 from checkpoint.saving import Layout, agree, spec_of
 from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.affordable import MOST_STEPS, Affordable
 from checkpoint.tiers.arrivals import Arrivals
 from checkpoint.tiers.cadence import Clock
+from checkpoint.tiers.daemon_link import DaemonLink
 from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord, NodeAgreement, buffer_path, layout_of
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.mappings import Mappings
 from checkpoint.tiers.session import CONTROL, Session
+from checkpoint.worker_news import BufferBroken, LayoutAnnounced, LayoutWriteFailed, LeasePassed, StateCopied, StepSkipped
 
 READY_S = 60.0
-REPORT_S = 1.0  # for a daemon that takes no reports
 AT_ONCE_BYTES = 256 << 20  # of a rank whose buffers are waited for also where a GPU copies: they are there in a moment
 RAM = Path("/dev/shm")
 _POLL_S = 0.001
@@ -90,7 +88,7 @@ class Snapshots:
         self._word = LeaseWord(self.session.directory / CONTROL)
         self._agreement = NodeAgreement(self._word, self.session.generation)
         self._attempt = 0  # number of the last snapshot that was taken or left out, on all ranks the same
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._daemon = DaemonLink(self.session.socket)
         self._clock: Clock | None = None
         self._affordable: dict[str, Affordable] = {}
         self._clock_of_copies = time.perf_counter
@@ -105,8 +103,6 @@ class Snapshots:
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
         self._used = -1  # number of the last lease that was used or passed
-        self._undelivered: list[WorkerNews] = []  # of leases, which the daemon waits for and has not taken
-        self._daemon_reachable = True  # the daemon has taken the last report
         self._digest = ""  # of the arrays that were announced last
         self._layout_changed = False  # they were others before, for which a buffer may be leased yet
         self._stop_waiting = False  # what waits for a lease is to give up
@@ -153,11 +149,13 @@ class Snapshots:
         if self._announcement is None:
             return True
         try:
-            self._announcement_delivered = self._report(self._announcement())
+            self._announcement_delivered = self._daemon.report(self._announcement())
         except OSError as error:
             if not self._failure_reported:
                 generation, number = self.session.generation, error.errno
-                self._report(LayoutWriteFailed(generation=generation, rank=self._ranks.rank, reason=f"{error}", errno=number))
+                self._daemon.report(
+                    LayoutWriteFailed(generation=generation, rank=self._ranks.rank, reason=f"{error}", errno=number)
+                )
             self._failure_reported = True
             return False
         self._announcement, self._failure_reported = None, False
@@ -266,7 +264,7 @@ class Snapshots:
         assert self._mappings is not None, "start comes first"
         began = time.perf_counter()
         generation, rank = self.session.generation, self._ranks.rank
-        self._redeliver(REPORT_S if wait_s else 0.0)
+        self._daemon.redeliver(wait=wait_s > 0)
         self._attempt += 1
         index = self._acquire(wait_s or self._patience_s(tiers)) if self._announced() else None
         if index is None:
@@ -274,9 +272,10 @@ class Snapshots:
             delivered = self._announcement_delivered and not self._layout_changed  # the daemon may not have got the message
             if self._announcement is None and not delivered:
                 news = LayoutAnnounced(generation=generation, rank=rank, digest=self._digest)
-                self._announcement_delivered = self._report(news, self._patience_with_daemon_s)
+                self._announcement_delivered = self._daemon.report(news, may_be_lost=True)
             wants = tuple(sorted(tiers))
-            self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
+            skipped = StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants)
+            self._daemon.report(skipped, may_be_lost=not again)
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         self.finish()  # nothing to wait for: a lease follows when all ranks have reported, unless a daemon has been started anew
         try:
@@ -289,7 +288,7 @@ class Snapshots:
                 (buffer.directory / STATE).write_text(json.dumps(state.plain(small), ensure_ascii=False))
         except OSError as error:  # somebody has deleted it, or there is no room for a page
             number, why = error.errno, f"{error}"
-            self._report_lease(
+            self._daemon.report_lease(
                 BufferBroken(generation=generation, rank=rank, step=step, lease=self._used, reason=why, errno=number)
             )
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
@@ -327,27 +326,21 @@ class Snapshots:
             why: for the ledger.
         """
         self.finish()
-        self._redeliver(0.0)
+        self._daemon.redeliver()
         self._attempt += 1
-        self._agreement.leave_out(self._attempt)
-        generation, rank, lease = self.session.generation, self._ranks.rank, self._word.read()
+        generation, rank = self.session.generation, self._ranks.rank
         wants, reason = tuple(sorted(tiers)), f"rank {rank} has left it out" + (f": {why:.300}" if why else "")
-        self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=reason))
+        skipped = StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=reason)
+        self._daemon.report(skipped, may_be_lost=not again)  # before the others, who do not know why
+        self._agreement.leave_out(self._attempt)
+        lease = self._word.read()
         if self._is_unused(lease) and self._agreement.attempt_of(lease.number) is not None:
-            self._pass(lease.number)  # after the reason
-
-    def _skip(self, news: StepSkipped) -> None:
-        self._report(news, REPORT_S if news.again else self._patience_with_daemon_s)
-
-    @property
-    def _patience_with_daemon_s(self) -> float:
-        """For reports that may be lost: a daemon that hangs holds up training once."""
-        return REPORT_S if self._daemon_reachable else 0.0
+            self._pass(lease.number)
 
     def _copied(self, news: StateCopied) -> None:
         """The bytes are there: the buffer is the daemon's from now on."""
         points.reached("snapshot_copied")
-        self._report_lease(news)
+        self._daemon.report_lease(news)
         points.reached("snapshot_reported")
 
     def _costs(self, cost_s: float) -> None:
@@ -402,7 +395,7 @@ class Snapshots:
             self._arrivals = None
         if self._mappings is not None:
             self._mappings.close()
-        self._socket.close()
+        self._daemon.close()
 
     def _acquire(self, wait_s: float) -> int | None:
         """The buffer for the next snapshot, whose lease is used from now on; None where none is leased or mapped in time."""
@@ -448,36 +441,10 @@ class Snapshots:
     def _pass(self, lease: int) -> None:
         """This rank does without a lease that others have used."""
         self._used = lease
-        self._report_lease(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=lease))
+        self._daemon.report_lease(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=lease))
 
     def _fits(self, index: int) -> bool:
         """Whether a buffer that is leased is for what was announced last: the daemon may not have heard of that yet."""
         if self._layout_changed:
             self._layout_changed = not blueprint.is_of(layout_of(buffer_path(self.session.directory / LINK, index)), self._digest)
         return not self._layout_changed
-
-    def _report_lease(self, news: WorkerNews) -> None:
-        """Report what has become of a lease: the daemon leases nothing else before all ranks have."""
-        if not self._report(news):
-            self._undelivered.append(news)
-
-    def _redeliver(self, patience_s: float) -> None:
-        """What the daemon has not taken. One that has been started anew since then drops it."""
-        while self._undelivered and self._report(self._undelivered[0], patience_s):
-            self._undelivered.pop(0)
-
-    def _report(self, news: WorkerNews, patience_s: float = REPORT_S) -> bool:
-        """Whether the daemon has taken it."""
-        line = encode(news)
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                self._socket.sendto(line, socket.MSG_DONTWAIT, str(self.session.socket))
-                self._daemon_reachable = True
-                return True
-            except (BlockingIOError, ConnectionRefusedError, FileNotFoundError):
-                # Full for a moment, or the daemon is being started anew; without one the snapshot is lost, training is not.
-                if time.monotonic() >= deadline:
-                    self._daemon_reachable = False
-                    return False
-                time.sleep(_POLL_S)

@@ -24,7 +24,7 @@ from resilient.config.schema import Config
 
 LENGTH: tuple[Key, Key] = (("train", "steps"), ("train", "samples"))  # two ways to say how long a run is
 PLACE = ("name", "run_dir", "run_dir_mode")
-TOLD = 50  # problems at once
+REPORTED = 50  # problems at once
 MOST = 4  # times as many are looked at: some are told by others
 MOST_MEANT = 3  # keys that a misplaced one is told to be
 WRITTEN = "# Written by resilient"  # how a config begins that `write` has written
@@ -80,7 +80,7 @@ def read(path: Path, overrides: Sequence[str]) -> Source:
     source = parse(path)
     problems = [problem for override in overrides for problem in _override(source, override)]
     if problems:
-        raise ConfigError(told(problems))
+        raise ConfigError(reported(problems))
     for each, other in (LENGTH, LENGTH[::-1]):
         _give_way(source, each, to=other)
     return _at_its_site(source)
@@ -125,8 +125,8 @@ def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] |
         config = Config.model_validate(source.values)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        problems = [in_words(source, dict(each)) for each in found[: MOST * TOLD]]
-        raise ConfigError(told(ordered(problems), len(found) - len(problems))) from None
+        problems = [in_words(source, dict(each)) for each in found[: MOST * REPORTED]]
+        raise ConfigError(reported(ordered(problems), len(found) - len(problems))) from None
     written = _written(source, overrides)
     if written is not None:
         config = warmup.fitted(config, written)
@@ -215,9 +215,9 @@ def parse(path: Path, what: str = "a config") -> Source:
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError([Problem("", None, f"{what} is a mapping of keys to values", path, node.start_mark.line + 1)])
     lines: dict[Key, int] = {}
-    problems = list(islice(_index(path, node, (), lines), TOLD + 1))
+    problems = list(islice(_index(path, node, (), lines), REPORTED + 1))
     if problems:
-        raise ConfigError(told(problems))
+        raise ConfigError(reported(problems))
     try:
         values = document.construct(node)
     except NotADocument as error:
@@ -376,9 +376,9 @@ def ordered(problems: Sequence[Problem]) -> list[Problem]:
     return sorted(unique.values(), key=lambda problem: problem.line or 0)
 
 
-def told(problems: Sequence[Problem], beyond: int = 0) -> list[Problem]:
+def reported(problems: Sequence[Problem], beyond: int = 0) -> list[Problem]:
     """As many as a person reads, and how many more there are. Args: beyond: those that are not in `problems`."""
-    more = len(problems) - TOLD + beyond
+    more = len(problems) - REPORTED + beyond
     if more <= 0:
         return list(problems)
-    return [*problems[:TOLD], Problem("", None, "there are more problems than these; correct them first", problems[0].file)]
+    return [*problems[:REPORTED], Problem("", None, "there are more problems than these; correct them first", problems[0].file)]

@@ -62,7 +62,7 @@ class Evacuation:
             self._waiting.discard(node)
             if self._membership.is_left(node):
                 self._membership.take_back(node, when.attended_s)
-                self._tell("resume", f"node {node} is to be taken in again", when, out)
+                self._follow_up("resume", f"node {node} is to be taken in again", when, out)
 
     def is_ill(self, node: int, why: str) -> None:
         """A node works as yet, and is to be left until somebody says that it may be used again."""
@@ -94,7 +94,7 @@ class Evacuation:
             whys = "; ".join(sorted({self._causes()[node] for node in stuck}))
             what = f"node {listed(stuck)} is to be left ({whys})"
             reason = f"{what}, but the others cannot go on without it: it is left once a node stands by"
-            self._tell("evacuation_waits", reason, when, out)
+            self._follow_up("evacuation_waits", reason, when, out)
         if (leaving or self._membership.computes_on_dead()) and self._generations.hold is None:
             self._holding_s = when.attended_s
             self._generations.hold_ranks(REASON, out)
@@ -118,7 +118,7 @@ class Evacuation:
         self._membership.leave(node, "it is about to go", when.attended_s)
         self._waiting.discard(node)
         self._releasing.add(node)
-        self._tell(name, reason, when, out)
+        self._follow_up(name, reason, when, out)
 
     def _release(self, out: Outbox) -> None:
         """All go on: what is left holds nothing that is needed."""
@@ -139,5 +139,5 @@ class Evacuation:
                 able.append(node)
         return able
 
-    def _tell(self, name: str, reason: str, when: Moment, out: Outbox) -> None:
+    def _follow_up(self, name: str, reason: str, when: Moment, out: Outbox) -> None:
         self._incidents.follow_up(name, reason, when.now, self._generations.generation, out)

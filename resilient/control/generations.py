@@ -54,7 +54,7 @@ class Run:
         step_s: how long it took.
         observed: its steps are counted from outside; the script says nothing of them.
         saved_step: the step after which the script wrote its newest checkpoint by itself.
-        told_step: the newest of which metrics were told, which comes before its heartbeat.
+        metrics_step: the newest of which there are metrics; these come before its heartbeat.
     """
 
     started_t: float
@@ -65,7 +65,7 @@ class Run:
     step_s: float = 0.0
     observed: bool = False
     saved_step: int | None = None
-    told_step: int = NO_STEP
+    metrics_step: int = NO_STEP
 
 
 class Generations:
@@ -297,7 +297,7 @@ class Generations:
             if run.step != NO_STEP:
                 run.step_s = (heartbeat.beat_t - run.beat_t) / (heartbeat.step - run.step)
             run.step, run.beat_t, run.observed = heartbeat.step, heartbeat.beat_t, heartbeat.observed
-            self.last_step = max(run.step, run.told_step)
+            self.last_step = max(run.step, run.metrics_step)
             self._roll_backs.step_finished()
             self._incidents.step_finished(run.step, run.beat_t, run.resumed_step or 0, self.generation, out)
 
@@ -375,10 +375,10 @@ class Generations:
         if self._membership.nodes[node].joined:
             out.send(node, Stop(generation=self.generation, incident=self._incidents.hung(self.generation)))
 
-    def told_of(self, step: int) -> None:
+    def metrics_arrived(self, step: int) -> None:
         """There are metrics of this step of the generation that runs."""
         if self.run is not None:
-            self.run.told_step = max(self.run.told_step, step)
+            self.run.metrics_step = max(self.run.metrics_step, step)
             self.last_step = max(self.last_step, step)
 
     def workers_ended(self, step: int) -> None:

@@ -49,7 +49,7 @@ class Workers:
         elif record.event is None:
             step = record.fields.get("step")
             if generation == self._generation and isinstance(step, int):
-                self._core.generations.told_of(step)
+                self._core.generations.metrics_arrived(step)
             out.append(WriteMetrics(record.fields, generation, record.t))
         else:
             out.event(record.event, record.fields, generation, record.t, self._host_of(node))

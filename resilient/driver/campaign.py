@@ -85,14 +85,14 @@ def run_campaign(
                 past.keep()
             succession = Succession.of_job(config, os.environ) if allocation is not None else None
             if succession is not None and allocation is not None:
-                reached = standing(steps(durable), known.told_step)
+                reached = standing(steps(durable), known.metrics_step)
                 over = succession.started(allocation.job_id, reached)
                 if over is not None:
                     return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
             if resumption is not None:
                 resumption.keep(config.run_dir)
             write(config, config.run_dir / "config.yaml")  # last: an earlier version's has no other identity than this
-            changes = resumption.told() if resumption is not None else ()
+            changes = resumption.reported() if resumption is not None else ()
             in_job, chained = allocation is not None, succession is not None
             job = job_of(config, layout, kept, known, tiers_vanish=in_job, chained=chained, changes=changes)
             coordinator = Coordinator(job, last_generation=max(known.generation, _fenced_below(durable)))

@@ -58,7 +58,7 @@ class Listeners:
     (raises NotAMessage where it may not say that); it has told an error that it ends with; it is gone, and why."""
 
     connected: Callable[[int, Hello], None]
-    said: Callable[[int, AgentMessage], None]
+    received: Callable[[int, AgentMessage], None]
     failing: Callable[[int], None]
     lost: Callable[[int, int, str], None]
 
@@ -242,7 +242,7 @@ class Server:
                     line.error = _in_a_line(message.error)
                     self._listeners.failing(node)
                     continue
-                self._listeners.said(node, message)
+                self._listeners.received(node, message)
             data = await reader.read(READ_BYTES)
             if not data:
                 return

@@ -118,7 +118,7 @@ class ScalarFile:
                     self._write(header, encode, batch)
                     batch = []
             except OSError as error:
-                self._tell(error)
+                self._log_failure(error)
                 self._ending.wait(FLUSH_S)
 
     def _take(self) -> list[Line]:
@@ -150,7 +150,7 @@ class ScalarFile:
             self._failed = None
             log.warning("points for TensorBoard are written again: %s", self._path.parent)
 
-    def _tell(self, error: OSError) -> None:
+    def _log_failure(self, error: OSError) -> None:
         detail = error.strerror or str(error)
         if detail != self._failed:
             self._failed = detail

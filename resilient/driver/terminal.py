@@ -96,10 +96,10 @@ class PatientStream(io.TextIOBase):
             waits = bool(self._waiting) or self._busy
             waits_s = time.monotonic() - self._since_t if waits else 0.0
         if waits_s > self._slow_s:
-            self._say("it takes nothing; what does not fit is left out")
+            self._report("it takes nothing; what does not fit is left out")
         return not waits
 
-    def _say(self, wrong: str) -> None:
+    def _report(self, wrong: str) -> None:
         if wrong != self._wrong:
             self._wrong = wrong
             self._trouble(wrong or "it takes text again")
@@ -123,12 +123,12 @@ class PatientStream(io.TextIOBase):
                 self._write(text)
             except OSError as error:
                 self.gone = error.errno in _FOR_GOOD
-                self._say(error.strerror or str(error))
+                self._report(error.strerror or str(error))
             except ValueError:
                 self.gone = True
-                self._say("it is closed")
+                self._report("it is closed")
             else:
-                self._say("")
+                self._report("")
             if self.gone:
                 with self._changed:
                     self._waiting.clear()
@@ -203,7 +203,7 @@ def patient(notes: Notes) -> Iterator[None]:
             stream.end(max(0.0, deadline - time.monotonic()))
 
 
-def say_at_once(text: str, patience_s: float = 1.0) -> None:
+def print_at_once(text: str, patience_s: float = 1.0) -> None:
     """Print to standard error in a process that ends at once: what is patient would take it along."""
     stream = sys.stderr
     if stream is not None:

@@ -42,7 +42,7 @@ def inspect(run_dir: Path) -> Report:
     return Report(tuple(found), time.monotonic() - began)
 
 
-def _told(run_dir: Path, *keys: str) -> Any:
+def _configured(run_dir: Path, *keys: str) -> Any:
     """What the run's config says under these keys; None where it says nothing, or cannot be read."""
     try:
         found = yaml.safe_load((run_dir / "config.yaml").read_text())
@@ -54,7 +54,7 @@ def _told(run_dir: Path, *keys: str) -> Any:
 
 
 def _mode_of(run_dir: Path) -> Mode:
-    return "group" if _told(run_dir, "run_dir_mode") == "group" else "private"
+    return "group" if _configured(run_dir, "run_dir_mode") == "group" else "private"
 
 
 def _run_directory(run_dir: Path) -> Iterator[Finding]:
@@ -221,12 +221,12 @@ def _family(pid: int, allowed: Set[str]) -> dict[int, tuple[psutil.Process, Set[
 
 def _of_driver(run_dir: Path) -> list[str]:
     # A name with a suffix may lead to an interface that is not named.
-    return own_addresses(None if _told(run_dir, "slurm", "hostname_suffix") else _told(run_dir, "slurm", "interface"))
+    return own_addresses(None if _configured(run_dir, "slurm", "hostname_suffix") else _configured(run_dir, "slurm", "interface"))
 
 
 def _of_collectives(run_dir: Path, agent: int) -> Iterator[str]:
     """Addresses of the interfaces that the config, or the environment of the agent, names for NCCL and gloo."""
-    named = [_told(run_dir, section, "interface") for section in ("network", "slurm")]
+    named = [_configured(run_dir, section, "interface") for section in ("network", "slurm")]
     with contextlib.suppress(psutil.Error):
         environ = psutil.Process(agent).environ()
         named += [environ.get(variable) for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]

@@ -114,7 +114,7 @@ class Resumption:
         """A line for each change."""
         return [f"changed: {each}{' (accepted)' * (each.key in self.accepted)}" for each in self.changes]
 
-    def told(self) -> tuple[Mapping[str, object], ...]:
+    def reported(self) -> tuple[Mapping[str, object], ...]:
         """What `config_changed` says of each change."""
         return tuple(
             {"key": each.key, "from": each.old, "to": each.new, "accepted": each.key in self.accepted} for each in self.changes

@@ -56,7 +56,7 @@ class Past(msgspec.Struct):
         started: whether a job was; name, run_dir, target_step: as the last one says; began_at: its start's offset in the ledger.
         exit_code: of the last job, None where it has not ended; ended_step: that it says.
         generation: the highest that any line of the ledger names.
-        told_step: the highest that any line of the metrics names; told_generation: likewise.
+        metrics_step: the highest that any line of the metrics names; metrics_generation: likewise.
         step_s: of a step, as it has been lately.
         recent: lines of the ledger, as JSON.
         left_out: devices that the newest generation does without, by node.
@@ -72,8 +72,8 @@ class Past(msgspec.Struct):
     exit_code: int | None = None
     ended_step: int | None = None
     generation: int = 0
-    told_step: int | None = None
-    told_generation: int = 0
+    metrics_step: int | None = None
+    metrics_generation: int = 0
     step: int = 0
     loss: float | None = None
     tokens_per_s: float | None = None
@@ -154,13 +154,13 @@ class Past(msgspec.Struct):
         """The next object of the metrics, whatever it is. Args: valid: see `entries.is_metrics`."""
         step = line.get("step")
         if type(step) is int and 0 <= step < _NUMBERS:
-            self.told_step = max(self.told_step or 0, step)
+            self.metrics_step = max(self.metrics_step or 0, step)
         if not valid:
             return
         self.accounting.step(line)
-        if line["generation"] < self.told_generation:
+        if line["generation"] < self.metrics_generation:
             return  # what a lost node had not told of a generation that is over
-        self.told_generation = line["generation"]
+        self.metrics_generation = line["generation"]
         self.step, self.loss, self.tokens_per_s = line.get("step", 0), _number(line.get("loss")), _number(line.get("tokens_per_s"))
         step_s = _number(line.get("step_s"))
         self.step_s = self.step_s if step_s is None else entries.recent_step_s(self.step_s, step_s, line.get("steps", 1))
@@ -171,17 +171,17 @@ class Past(msgspec.Struct):
             newest = max([each.generation for each in events])
             self.generation = max(self.generation, newest)
             self.measuring.last_t = events[-1].t
-        told_step, told_generation, step_s = self.told_step, self.told_generation, self.step_s
+        metrics_step, metrics_generation, step_s = self.metrics_step, self.metrics_generation, self.step_s
         newest_line = None
         for line in metrics:
             step = line.step
-            if step is not UNSET and (told_step is None or step > told_step):
-                told_step = step
-            if line.generation >= told_generation:
-                told_generation, newest_line = line.generation, line
+            if step is not UNSET and (metrics_step is None or step > metrics_step):
+                metrics_step = step
+            if line.generation >= metrics_generation:
+                metrics_generation, newest_line = line.generation, line
                 if line.step_s is not None:
                     step_s = entries.recent_step_s(step_s, line.step_s, line.steps)
-        self.told_step, self.told_generation, self.step_s = told_step, told_generation, step_s
+        self.metrics_step, self.metrics_generation, self.step_s = metrics_step, metrics_generation, step_s
         if newest_line is not None:
             self.step = 0 if newest_line.step is UNSET else newest_line.step
             self.loss, self.tokens_per_s = newest_line.loss, newest_line.tokens_per_s

@@ -44,7 +44,7 @@ def send(run_dir: Path) -> str:
         while alive := [pump for pump in feeding if pump.is_alive()]:
             failing = [pump for pump in alive if pump.failing_s > GIVE_UP_S]
             if len(failing) == len(alive):
-                left = ", ".join(f"{pump.name} ({pump.said})" for pump in failing)
+                left = ", ".join(f"{pump.name} ({pump.last_failure})" for pump in failing)
                 raise EnvironmentUnusable(f"not all was sent: {left}; what is left is kept: call again once that works")
             alive[0].join(POLL_S)
     except KeyboardInterrupt:

@@ -33,10 +33,10 @@ _NOT_NOW = (NotTaken, OSError)  # say nothing of the lines
 
 @dataclass
 class _Failures:
-    """Of one line by itself. Attributes: count: those after which another line was taken; said: the last one, in words."""
+    """Of one line by itself. Attributes: count: those after which another line was taken; last: the last one, in words."""
 
     count: int = 0
-    said: str = ""
+    last: str = ""
 
 
 class Pump(threading.Thread):
@@ -50,7 +50,7 @@ class Pump(threading.Thread):
 
     Attributes:
         passed_over: lines that the sink refuses.
-        said: the last failure, in words.
+        last_failure: in words.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Pump(threading.Thread):
         self._began_t = began_t
         self._ending = ending
         self._failing_t: float | None = None  # monotonic
-        self.said = ""
+        self.last_failure = ""
         self.passed_over = 0
         self._passed_over = 0  # of those before it failed
         self._taken_t = -float("inf")  # monotonic: when the sink has last taken anything
@@ -153,7 +153,7 @@ class Pump(threading.Thread):
             failures.count += 1
         for line, failures in known:
             if failures.count >= TRIES:
-                self._pass_over(line, failures.said)
+                self._pass_over(line, failures.last)
             elif self._ask(sink, line) == "failed":
                 continue
             failed.remove(line)
@@ -169,7 +169,7 @@ class Pump(threading.Thread):
             raise
         except Exception as error:  # noqa: BLE001 - of packages that are not the project's
             self._complain(error)
-            self._failures.setdefault(line.end_bytes, _Failures()).said = self.said
+            self._failures.setdefault(line.end_bytes, _Failures()).last = self.last_failure
             return "failed"
         self._done_with(line)
         return "taken"
@@ -241,8 +241,8 @@ class Pump(threading.Thread):
     def _complain(self, error: BaseException) -> None:
         """Once for the same words on end."""
         words = f"{type(error).__name__}: {error}"
-        if words != self.said:
-            self.said = words
+        if words != self.last_failure:
+            self.last_failure = words
             log.warning("%s: %s", self.name, words)
 
     def _works(self) -> None:
@@ -250,7 +250,7 @@ class Pump(threading.Thread):
             left_out = self.passed_over - self._passed_over
             what = f"{left_out} lines were passed over" if left_out else "nothing was left out"
             log.warning("%s: works again after %.0f s; %s", self.name, time.monotonic() - self._failing_t, what)
-            self._failing_t, self.said = None, ""
+            self._failing_t, self.last_failure = None, ""
 
 
 def _failed_by_the_lines() -> Callable[[RetryCallState], bool]:

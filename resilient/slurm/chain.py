@@ -128,9 +128,9 @@ def name(records: Iterable[Mapping[str, Any]]) -> str | None:
     return found
 
 
-def standing(durable: Iterable[int], told_step: int | None) -> int | None:
+def standing(durable: Iterable[int], metrics_step: int | None) -> int | None:
     """Where a campaign stands: its newest checkpoint, or the furthest step that a script with checkpoints of its own has told."""
-    return max(durable, default=0) or told_step
+    return max(durable, default=0) or metrics_step
 
 
 @dataclass(frozen=True)

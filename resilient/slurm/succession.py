@@ -203,9 +203,9 @@ class Succession:
 
     def _left_out(self) -> list[str]:
         """What the job script itself excludes, as it stands there: an option of sbatch takes its place."""
-        return self._said("exclude")
+        return self._in_script("exclude")
 
-    def _said(self, option: str) -> list[str]:
+    def _in_script(self, option: str) -> list[str]:
         """Values that the job script gives for an option."""
         return in_script((self._run_dir / SCRIPT).read_text()).get(option, [])
 
@@ -241,7 +241,7 @@ class Succession:
             match action:
                 case Submit(after):
                     # The script's own are of the first job; an option of sbatch takes their place.
-                    dependencies = [*([f"afterany:{after}"] if after is not None else self._said("dependency")), "singleton"]
+                    dependencies = [*([f"afterany:{after}"] if after is not None else self._in_script("dependency")), "singleton"]
                     submitted.append(await self._submit(dependencies))
                     self._record("submitted", job=submitted[-1], after=after)
                 case Cancel(job_id):

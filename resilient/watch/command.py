@@ -68,7 +68,7 @@ def watch(wanted: Wanted, say: Callable[[str], None]) -> int:
             as_lines = "\n".join(look.line() for look in looks)
             say(strict_json.dumps([look.as_json() for look in looks]) if wanted.as_json else as_lines)
             if wanted.notify is not None:
-                _tell(looks, wanted.notify, wanted.memory)
+                _notify(looks, wanted.notify, wanted.memory)
             if wanted.every_s is None or all(look.found.state in OVER for look in looks):
                 return code
             time.sleep(wanted.every_s)
@@ -83,7 +83,7 @@ def _looks(run_dirs: Sequence[Path], patience_s: float | None) -> list[Look]:
     return [Look(run_dir.absolute(), run_dir, *each) for run_dir, each in zip(run_dirs, found, strict=True)]
 
 
-def _tell(looks: Sequence[Look], command: str, path: Path) -> None:
+def _notify(looks: Sequence[Look], command: str, path: Path) -> None:
     """Run the command for each campaign whose state is another one; one that could not be told is told the next time."""
     memory = Memory(path)
     try:

@@ -73,9 +73,9 @@ def _imported(source: Path, output: Path, config: Path | None) -> str:
         without = "it is of no iteration"
     if without is not None:
         path = beginning.write(where, found, made, [Arrays("model", opened.read)])
-        return f"{_told(found, where.shape.parameters)}, {path}; the weights alone, from step 0: {without}"
+        return f"{_summary(found, where.shape.parameters)}, {path}; the weights alone, from step 0: {without}"
     path = beginning.write(where, found, made, _arrays(opened), step=step, consumed_samples=consumed)
-    return f"{_told(found, where.shape.parameters)} with their optimizer, step {step}, {consumed:,} samples, {path}"
+    return f"{_summary(found, where.shape.parameters)} with their optimizer, step {step}, {consumed:,} samples, {path}"
 
 
 def _arrays(opened: _Opened) -> list[Arrays]:
@@ -86,7 +86,7 @@ def _arrays(opened: _Opened) -> list[Arrays]:
     return [reader(MASTER if MASTER in opened.kinds else WEIGHT), *map(reader, ADAMW)]
 
 
-def _told(found: Described, parameters: int) -> str:
+def _summary(found: Described, parameters: int) -> str:
     return f"{found.family}, {parameters:,} parameters"
 
 

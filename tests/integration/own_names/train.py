@@ -22,7 +22,7 @@ for step in snapshots.steps(steps):
     if holds:
         from holding import GO_ON, hold
 
-        time.sleep(0.0 if GO_ON.exists() else 0.05)
+        time.sleep(0.0 if GO_ON.exists() else 0.05)  # the pace of a step: a rank is killed in the middle of the run
         hold(step, holds[0])
     inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * step + dist.get_rank()))
     loss = trainer.step(noisy(inputs, step))

@@ -3,6 +3,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,41 +157,43 @@ def test_no_room_for_a_standby_ends_nobody_and_is_tried_again(
     wait_for(lambda: [watch._stand_by(), standbys.missing([3], 4)][1] is None)
 
 
+@contextmanager
+def run_to_its_end(spec: WorkerSpec, fork_server: ForkServer, script: str) -> Iterator[tuple[int | None, AgentRegion]]:
+    """A rank that runs this script; its exit code, and its region."""
+    Path(spec.entrypoint.split()[0]).write_text(script)
+    with closing(AgentRegion(spec.output.with_name("region"))) as region:
+        supervised = replace(spec, environ={**spec.environ, REGION_VARIABLE: str(region.path)})
+        process = fork_server.Process(target=start_rank, args=(supervised,), name="rank3")
+        process.start()
+        process.join(PATIENCE_S)
+        yield process.exitcode, region
+
+
 def test_an_exception_of_a_process_that_the_script_has_forked_is_not_the_ranks(spec: WorkerSpec, fork_server: ForkServer):
-    Path(spec.entrypoint.split()[0]).write_text(
+    script = (
         "import os\n"
         "if (child := os.fork()) == 0:\n    raise ValueError('only a child')\n"
         "os._exit(7 if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1 else 8)\n"
     )
-    region = AgentRegion(spec.output.with_name("region"))
-    supervised = replace(spec, environ={**spec.environ, REGION_VARIABLE: str(region.path)})
-    process = fork_server.Process(target=start_rank, args=(supervised,), name="rank3")
-    process.start()
-    process.join(PATIENCE_S)
-    assert process.exitcode == 7
-    assert spec.output.read_text().endswith("ValueError: only a child\n")
-    assert [record.event for record in region.drain()] == []
-    region.close()
+    with run_to_its_end(spec, fork_server, script) as (code, region):
+        assert code == 7
+        assert spec.output.read_text().endswith("ValueError: only a child\n")
+        assert [record.event for record in region.drain()] == []
 
 
 def test_an_exception_in_the_loop_of_an_attached_script_is_told_with_the_step_as_its_phase(
     spec: WorkerSpec, fork_server: ForkServer
 ):
-    Path(spec.entrypoint.split()[0]).write_text(
+    script = (
         "import torch, resilient\n"
         "model = torch.nn.Linear(1, 1)\n"
         "for _ in resilient.attach(model=model, optimizer=torch.optim.SGD(model.parameters())).steps(5):\n"
         "    raise ValueError('a bad sample')\n"
     )
-    region = AgentRegion(spec.output.with_name("region"))
-    supervised = replace(spec, environ={**spec.environ, REGION_VARIABLE: str(region.path)})
-    process = fork_server.Process(target=start_rank, args=(supervised,), name="rank3")
-    process.start()
-    process.join(PATIENCE_S)
-    assert process.exitcode == 1
-    assert [record.event for record in region.drain()] == ["raised"]
-    assert region.activity().phase == "step"
-    region.close()
+    with run_to_its_end(spec, fork_server, script) as (code, region):
+        assert code == 1
+        assert [record.event for record in region.drain()] == ["raised"]
+        assert region.activity().phase == "step"
 
 
 def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():

@@ -155,7 +155,7 @@ def test_faults_come_in_the_order_in_which_they_are_written_and_those_that_meet_
 )
 def test_a_target_is_looked_for_in_the_generation_that_runs(aim: Aim, wanted: Target, members: list[int], found: Target):
     started = {"members": members, "nodes": [f"h{node}" for node in members], "world_size": 2 * len(members)}
-    assert Spread.told(started).placed(aim, wanted) == found
+    assert Spread.of_event(started).placed(aim, wanted) == found
 
 
 # Nodes 0, 3, 2 with 4, 3 and 2 ranks: a spare has taken the place of node 1, and devices of two nodes are left out.
@@ -176,7 +176,7 @@ UNEVEN = {"members": [0, 3, 2], "nodes": ["h0", "h3", "h2"], "world_size": 9, "r
     ],
 )
 def test_where_a_rank_is_comes_from_the_ledger_where_nodes_have_fewer_ranks(aim: Aim, wanted: Target, found: Target):
-    assert Spread.told(UNEVEN).placed(aim, wanted) == found
+    assert Spread.of_event(UNEVEN).placed(aim, wanted) == found
 
 
 def test_the_culprit_is_who_was_blamed():
@@ -200,4 +200,4 @@ def test_the_culprit_is_who_was_blamed():
     ],
 )
 def test_where_no_further_node_may_be_hit_one_is_that_was(target: Target, hit: list[int], most: int | None, found: Target | None):
-    assert Spread.told(UNEVEN).confined(target, hit, most) == found
+    assert Spread.of_event(UNEVEN).confined(target, hit, most) == found

@@ -12,12 +12,13 @@ from lone_daemon import PATIENCE_S, LoneDaemon
 from checkpoint import LocalShard, Snapshots
 from checkpoint.agreement import Ranks
 from checkpoint.framing import encode
-from checkpoint.protocol import BeginSession, Held, LayoutAnnounced, Retain, Skipped, TierTrouble
+from checkpoint.protocol import BeginSession, Held, Retain, Skipped, TierTrouble
 from checkpoint.saving import agree, spec_of
 from checkpoint.tiers import blueprint
 from checkpoint.tiers.lease import LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.session import CONTROL, SOCKET
+from checkpoint.worker_news import LayoutAnnounced
 
 
 def local_shards(step: int, rows: int) -> list[LocalShard]:

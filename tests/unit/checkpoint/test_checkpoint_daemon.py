@@ -29,18 +29,17 @@ from checkpoint.protocol import (
     Retain,
     SnapshotKey,
     StartJob,
-    StepSkipped,
     Sync,
     Synced,
     TakeInventory,
 )
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
-from checkpoint.tiers import copying
-from checkpoint.tiers import snapshots as tiers_snapshots
+from checkpoint.tiers import copying, daemon_link
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
 from checkpoint.tiers.session import SOCKET
+from checkpoint.worker_news import StepSkipped
 
 
 @pytest.mark.parametrize("begun", ["inventory", "forgotten"])
@@ -84,7 +83,7 @@ def deaf(daemon: LoneDaemon) -> Iterator[None]:
 def test_a_daemon_that_hears_nothing_for_a_while_is_told_later_what_has_become_of_its_lease(
     daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiers_snapshots, "REPORT_S", 0.01)
+    monkeypatch.setattr(daemon_link, "REPORT_S", 0.01)
     snapshots = worker(daemon, 1)
     daemon.wait_for_lease()
     with deaf(daemon):
@@ -98,7 +97,7 @@ def test_a_daemon_that_hears_nothing_for_a_while_is_told_later_what_has_become_o
 def test_a_daemon_that_hears_nothing_is_told_later_what_will_be_written(
     daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiers_snapshots, "REPORT_S", 0.01)
+    monkeypatch.setattr(daemon_link, "REPORT_S", 0.01)
     snapshots = Snapshots(daemon.begin(1))
     with deaf(daemon):
         snapshots.start(local_shards(0))

@@ -13,11 +13,12 @@ from lone_daemon import PATIENCE_S, LoneDaemon
 from checkpoint import Snapshots, points
 from checkpoint.daemon.buffers import Buffers
 from checkpoint.framing import encode
-from checkpoint.protocol import Flushed, Held, JobFailed, Retain, Skipped, SnapshotKey, StepSkipped, TierTrouble
+from checkpoint.protocol import Flushed, Held, JobFailed, Retain, Skipped, SnapshotKey, TierTrouble
 from checkpoint.tiers import cadence
 from checkpoint.tiers.lease import Lease, LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.session import SOCKET
 from checkpoint.tiers.snapshots import all_have_it
+from checkpoint.worker_news import StepSkipped
 
 
 def test_buffers_made_for_the_workers_before_are_never_leased_to_those_of_the_next_generation(base: Path) -> None:

@@ -11,9 +11,11 @@ from lone_daemon import PATIENCE_S, TOKEN, LoneDaemon
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.framing import encode
 from checkpoint.handshake import WORKER_DAEMON, Client, authenticate, daemon_keys
-from checkpoint.protocol import Listening, ReadReply, Skipped, StateCopied, Sync, Synced
+from checkpoint.protocol import Listening, Skipped, Sync, Synced
+from checkpoint.shard_reads import ReadReply
 from checkpoint.tiers.remote import RemoteShard
 from checkpoint.tiers.session import SOCKET
+from checkpoint.worker_news import StateCopied
 
 KEY = daemon_keys(TOKEN)[WORKER_DAEMON]
 

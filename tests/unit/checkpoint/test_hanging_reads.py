@@ -15,7 +15,8 @@ from checkpoint.daemon.server import Server
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.framing import encode
 from checkpoint.handshake import WORKER_DAEMON, authenticate, daemon_keys
-from checkpoint.protocol import Held, Listening, ReadRequest
+from checkpoint.protocol import Held, Listening
+from checkpoint.shard_reads import ReadRequest
 from checkpoint.tiers.remote import RemoteShard
 
 KEY = daemon_keys(TOKEN)[WORKER_DAEMON]

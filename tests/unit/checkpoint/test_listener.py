@@ -234,7 +234,7 @@ def test_a_line_without_end_takes_no_more_memory_than_a_handshake(lines: list[st
     async def work(house: House) -> None:
         reader, writer = await asyncio.open_connection(*house.address[:2])
         writer.write(b"x" * (module.HANDSHAKE_BYTES - 1))
-        await house.until(lambda: any(len(each.said) == module.HANDSHAKE_BYTES - 1 for each in house.listener._waiting))
+        await house.until(lambda: any(len(each.received) == module.HANDSHAKE_BYTES - 1 for each in house.listener._waiting))
         writer.write(b"x" * (1 << 24))
         await house.until(lambda: not house.listener.waiting)
         with suppress(ConnectionError):

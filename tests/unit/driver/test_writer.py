@@ -4,17 +4,16 @@ import asyncio
 import errno
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from volumes import MOUNTS, PATIENCE_S, Volume, Writing, volume
+from volumes import MOUNTS, PATIENCE_S, Volume, volume
+from writing import Writing, scalars_of, wait_for_end
 
 from resilient import ledger, spill
 from resilient.driver import spill_file, writer
@@ -32,26 +31,6 @@ TROUBLES: dict[str, tuple[Callable[[Volume], None], Callable[[Volume], None], st
 }
 
 
-@pytest.fixture
-def spill_dir(tmp_path: Path) -> Iterator[Path]:
-    path = Path("/dev/shm") / f"resilient-test-{os.getpid()}-{tmp_path.name}"
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-async def close(work: Writing, patience_s: float = PATIENCE_S) -> bool:
-    done = await work.writer.close(patience_s)
-    work.lease.leave()
-    return done
-
-
-def wait_for_end(pid: int | None) -> None:
-    """Of a disk process, which writes the last points for TensorBoard after it has answered."""
-    assert pid is not None
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(PATIENCE_S)
-
-
 def test_lines_are_in_the_files_and_the_lease_is_given_up(tmp_path: Path, spill_dir: Path):
     async def run() -> None:
         work = Writing(tmp_path / "run", spill_dir, scalars=True)
@@ -60,7 +39,7 @@ def test_lines_are_in_the_files_and_the_lease_is_given_up(tmp_path: Path, spill_
         await work.until(lambda: any((work.run_dir / "tensorboard").glob("events*")), "tensorboard is imported")
         work.writer.text("incidents/1/why.txt", "because")
         pid = work.writer.disk_pid
-        assert await close(work)
+        assert await work.close()
         work.complete()
         assert (work.run_dir / "incidents/1/why.txt").read_text() == "because"
         assert not (work.run_dir / LEASE).exists() and not spill_dir.exists()
@@ -94,7 +73,7 @@ def test_a_run_directory_that_does_not_work_stops_nobody_and_loses_nothing(
         end(disk)
         await work.until(lambda: work.wells, "it is told that all is well")
         await work.until(lambda: work.spill.empty, "the spill file is read back")
-        assert await close(work)
+        assert await work.close()
         work.complete()
         assert not spill_dir.exists()
 
@@ -116,7 +95,7 @@ def test_what_is_not_written_at_the_end_stays_in_a_spill_file_that_the_next_driv
         await work.until(lambda: work.troubles, "it is told")
         step = work.step
         await work.until(lambda: work.kept > step, "lines count as kept")
-        assert not await close(work, 0.5)
+        assert not await work.close(0.5)
         assert work.spill.path.exists()
         return work, pid
 
@@ -139,7 +118,7 @@ def test_the_process_of_the_driver_ends_while_the_file_system_is_frozen(tmp_path
         assert pid is not None
         disk.freeze()
         await work.until(lambda: work.troubles, "it is told")
-        assert not await close(work, 0.5)
+        assert not await work.close(0.5)
         return work, pid
 
     with volume(tmp_path) as disk:
@@ -155,7 +134,7 @@ def test_the_process_of_the_driver_ends_while_the_file_system_is_frozen(tmp_path
 DRIVER = """
 import asyncio, sys
 from pathlib import Path
-from volumes import Writing
+from writing import Writing
 
 async def run():
     work = Writing(Path(sys.argv[1]), Path(sys.argv[2]))
@@ -218,7 +197,7 @@ def test_a_disk_process_that_dies_is_followed_by_another_and_no_line_is_lost(tmp
             work.put()
             os.kill(pid, signal.SIGKILL)
             await work.until(lambda pid=pid: work.writer.disk_pid != pid, "another one is there")
-        assert await close(work)
+        assert await work.close()
         work.complete()
 
     asyncio.run(run())
@@ -241,7 +220,7 @@ def test_lines_are_spilled_while_no_disk_process_can_be_had(tmp_path: Path, spil
             step, turns = work.step, work.turns
             await work.until(lambda: work.kept > step and work.turns > turns + 100, "they count as kept, and the loop goes on")
         await work.until(lambda: work.writer.disk_pid not in (None, pid), "another one is there")
-        assert await close(work)
+        assert await work.close()
         work.complete()
 
     def refused(*_: object) -> None:
@@ -269,111 +248,6 @@ def test_who_finds_that_the_lease_was_taken_over_writes_nothing_more(tmp_path: P
         assert path.exists()
         work.lease.leave()
         spill_file.take_in(work.run_dir, spill_dir)
-
-    asyncio.run(run())
-
-
-def scalars_of(directory: Path) -> list[int]:
-    """Steps of the points in the only event file of a directory."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    (file,) = directory.iterdir()
-    return [event.step for event in EventFileLoader(str(file)).Load() if event.HasField("summary")]
-
-
-def place_nothing(at: Path, elsewhere: Path) -> None:
-    at.symlink_to(elsewhere / "purged")
-
-
-def place_a_file(at: Path, elsewhere: Path) -> None:
-    at.write_text("not a directory")
-
-
-def place_a_loop(at: Path, elsewhere: Path) -> None:
-    at.symlink_to(at)
-
-
-@pytest.mark.parametrize("place", [place_nothing, place_a_file, place_a_loop])
-def test_tensorboards_directory_that_cannot_be_written_is_no_trouble_of_the_run_directory(
-    tmp_path: Path, spill_dir: Path, place: Callable[[Path, Path], None]
-):
-    async def run() -> None:
-        work = Writing(tmp_path / "run", spill_dir, scalars=True)
-        place(work.run_dir / "tensorboard", tmp_path)
-        work.writer.start()
-        await work.until(lambda: work.kept > 20, "lines are kept")
-        assert await close(work)
-        work.complete()
-        assert work.troubles == [] and not (work.run_dir / LEASE).exists()
-
-    asyncio.run(run())
-
-
-def test_points_that_tensorboard_could_not_be_given_are_written_once_its_directory_is_there(
-    tmp_path: Path, spill_dir: Path, caplog: pytest.LogCaptureFixture
-):
-    async def run() -> None:
-        work = Writing(tmp_path / "run", spill_dir, scalars=True)
-        place_nothing(work.run_dir / "tensorboard", tmp_path)
-        work.writer.start()
-        await work.until(lambda: "is tried again" in caplog.text, "it is told")
-        (tmp_path / "purged").mkdir()
-        pid = work.writer.disk_pid
-        assert await close(work)
-        wait_for_end(pid)
-        assert scalars_of(tmp_path / "purged") == list(range(1, work.step + 1))
-
-    asyncio.run(run())
-
-
-@MOUNTS
-def test_tensorboards_directory_that_hangs_holds_up_neither_lines_nor_the_end(tmp_path: Path, spill_dir: Path):
-    async def run(disk: Volume) -> int | None:
-        work = Writing(tmp_path / "run", spill_dir, scalars=True)
-        (work.run_dir / "tensorboard").symlink_to(disk.path)
-        work.writer.start()
-        await work.until(lambda: any(disk.path.glob("events*")), "points are written")
-        disk.freeze()
-        step = work.step
-        await work.until(lambda: work.kept > step + 200, "lines are kept")
-        pid = work.writer.disk_pid
-        assert await close(work)
-        work.complete()
-        assert work.troubles == [] and not (work.run_dir / LEASE).exists()
-        return pid
-
-    with volume(tmp_path) as disk:
-        pid = asyncio.run(run(disk))
-        disk.thaw()
-        wait_for_end(pid)
-
-
-BROKEN = {
-    "exception": "raise TypeError('Descriptors cannot be created directly.')",
-    "missing module": "import a_package_that_nobody_has",
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_tensorboard_that_cannot_be_imported_costs_its_points_and_no_disk_process(
-    tmp_path: Path, spill_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    (tmp_path / "site" / "tensorboard").mkdir(parents=True)
-    (tmp_path / "site" / "tensorboard" / "__init__.py").write_text(f"{BROKEN[kind]}\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
-
-    async def run() -> None:
-        work = Writing(tmp_path / "run", spill_dir, scalars=True)
-        work.writer.start()
-        await work.until(lambda: work.writer.disk_pid is not None, "there is a disk process")
-        pid = work.writer.disk_pid
-        await work.until(lambda: "cannot be imported" in caplog.text or work.writer.disk_pid != pid, "it is told")
-        assert work.writer.disk_pid == pid
-        step = work.step
-        await work.until(lambda: work.kept > step + 20, "lines are kept")
-        assert await close(work)
-        work.complete()
-        assert work.writer.disk_pid == pid and caplog.text.count("cannot be imported") == 1
 
     asyncio.run(run())
 
@@ -444,6 +318,6 @@ def test_old_logs_are_packed_by_the_disk_process_and_what_is_no_archive_is_told(
         (logs / "g1").mkdir()
         answer = await work.writer.call(lambda number: PackLogs(call=number), PATIENCE_S)
         assert answer.error is not None and "no archive of folders" in answer.error
-        assert await close(work)
+        assert await work.close()
 
     asyncio.run(run())

@@ -14,7 +14,7 @@ import crc32c
 import msgspec
 from samples import encoded, samples
 
-from checkpoint import framing, handshake, manifest, metadata, protocol, sealed, shard_manifest, slots
+from checkpoint import framing, handshake, manifest, metadata, protocol, sealed, shard_manifest, shard_reads, slots, worker_news
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.layout import ArrayInfo, arrange
 from checkpoint.manifest import FileEntry, Manifest
@@ -84,12 +84,12 @@ def _messages() -> list[Decoder]:
         "disk process news": disk.DiskNews,
         "daemon requests": protocol.DaemonRequest,
         "daemon news": protocol.DaemonNews,
-        "workers to daemon": protocol.WorkerNews,
-        "authenticate": protocol.Authenticate,
-        "challenge": protocol.Challenge,
-        "response": protocol.Response,
-        "read request": protocol.ReadRequest,
-        "read reply": protocol.ReadReply,
+        "workers to daemon": worker_news.WorkerNews,
+        "authenticate": handshake.Authenticate,
+        "challenge": handshake.Challenge,
+        "response": handshake.Response,
+        "read request": shard_reads.ReadRequest,
+        "read reply": shard_reads.ReadReply,
     }
 
     def one(name: str, union: Any) -> Decoder:

@@ -16,7 +16,7 @@ from chaos.fault import Inside
 from chaos.injectors import injector, inside
 from chaos.injectors.context import Target
 from chaos.injectors.injector import InjectionRequest
-from checkpoint import protocol
+from checkpoint import protocol, shard_reads, worker_news
 from checkpoint.framing import Decoder, NotAMessage
 from resilient.config import dump, layout, load
 from resilient.driver.agents import agent_command
@@ -31,8 +31,8 @@ UNIONS = {
     "disk process to driver": disk.DiskNews,
     "to the daemon": protocol.DaemonRequest,
     "daemon to driver": protocol.DaemonNews,
-    "workers to daemon": protocol.WorkerNews,
-    "daemon to daemon": protocol.ReadRequest,
+    "workers to daemon": worker_news.WorkerNews,
+    "daemon to daemon": shard_reads.ReadRequest,
 }
 WORDS = ("chaos", "fault", "inject", "strike", "experiment", *faults.names())
 

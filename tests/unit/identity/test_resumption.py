@@ -37,7 +37,7 @@ class Campaign:
         self.run_dir.mkdir(exist_ok=True)
         write(config, self.run_dir / "config.yaml")
         found.keep(self.run_dir)
-        self.events += found.told()
+        self.events += found.reported()
         return found
 
     def train(self, step: int = 5) -> None:

@@ -341,7 +341,7 @@ def test_what_a_start_needs_of_earlier_jobs(tmp_path: Path):
     ]
     append(tmp_path, lines)
     found = read(tmp_path)
-    assert (found.generation, found.told_step, found.run_dir, found.durable) == (7, 44, "/runs/x", [40])
+    assert (found.generation, found.metrics_step, found.run_dir, found.durable) == (7, 44, "/runs/x", [40])
     assert found.invalidated == [InvalidationRule(4, 5), InvalidationRule(6, 40)]
     assert found.skip == [(13, 17), (50, 52)]
 

@@ -30,6 +30,12 @@ def action(t: float, name: str, number: int = 1) -> dict[str, Any]:
     return event(t, "action", fault_id=f"f{number}", name=name, reason="")
 
 
+def restarted(t: float, again: dict[str, Any], recovered: dict[str, Any], end_t: float) -> list[dict[str, Any]]:
+    """A job that has a fault, 0.3 s before it is noticed, restarts its workers and comes to its end."""
+    begun = [event(0.0, "run_started"), started(0.0), fault(t, 0.3), action(t, "restart_workers")]
+    return [*begun, again, recovered, event(end_t, "run_finished", 2)]
+
+
 def parts(events: list[dict[str, Any]], metrics: list[dict[str, Any]], **options: Any) -> dict[str, float]:
     found = account(events, metrics, **options)
     assert found.rank_s == pytest.approx(sum(found.seconds.values()))
@@ -60,15 +66,8 @@ def test_a_job_without_faults():
 
 
 def test_a_fault_its_recovery_and_what_is_computed_again():
-    events = [
-        event(0.0, "run_started"),
-        started(0.0),
-        fault(3.7, 0.3),
-        action(3.7, "restart_workers"),
-        started(4.0, 2, resumed=1),
-        event(7.0, "recovered", 2, fault_id="f1", lost_steps=1, downtime_s=3.6, step=2),
-        event(8.0, "run_finished", 2),
-    ]
+    recovered = event(7.0, "recovered", 2, fault_id="f1", lost_steps=1, downtime_s=3.6, step=2)
+    events = restarted(3.7, started(4.0, 2, resumed=1), recovered, 8.0)
     metrics = [step(2.0, 1), step(3.0, 2), step(6.5, 2, generation=2), step(7.5, 3, generation=2)]
     wall = {"start": 1.0, "productive": 3.0, "detection": 0.3, "restart": 0.3, "restore": 1.5, "rework": 1.4, "finish": 0.5}
     assert parts(events, metrics) == {name: pytest.approx(2 * seconds) for name, seconds in wall.items()}
@@ -80,15 +79,8 @@ def test_a_fault_its_recovery_and_what_is_computed_again():
 
 
 def test_a_step_that_ends_after_its_generation_was_given_up_is_part_of_the_restart():
-    events = [
-        event(0.0, "run_started"),
-        started(0.0),
-        fault(3.7, 0.3),
-        action(3.7, "restart_workers"),
-        started(4.5, 2, resumed=2),
-        event(7.0, "recovered", 2, fault_id="f1", lost_steps=0, downtime_s=3.6, step=3),
-        event(7.5, "run_finished", 2),
-    ]
+    recovered = event(7.0, "recovered", 2, fault_id="f1", lost_steps=0, downtime_s=3.6, step=3)
+    events = restarted(3.7, started(4.5, 2, resumed=2), recovered, 7.5)
     metrics = [step(2.0, 1), step(3.0, 2), step(4.0, 3), step(7.0, 3, generation=2)]
     wall = {"start": 1.0, "productive": 3.0, "rework": 0.4, "detection": 0.3, "restart": 0.8, "restore": 1.5, "finish": 0.5}
     assert parts(events, metrics) == {name: pytest.approx(2 * seconds) for name, seconds in wall.items()}
@@ -97,15 +89,8 @@ def test_a_step_that_ends_after_its_generation_was_given_up_is_part_of_the_resta
 
 
 def test_a_step_that_ends_before_its_generation_is_told_of_belongs_to_it():
-    events = [
-        event(0.0, "run_started"),
-        started(0.0),
-        fault(3.3, 0.3),
-        action(3.3, "restart_workers"),
-        started(4.5, 2, resumed=2),
-        event(4.6, "recovered", 2, fault_id="f1", lost_steps=0, downtime_s=1.6, step=3),
-        event(5.5, "run_finished", 2),
-    ]
+    recovered = event(4.6, "recovered", 2, fault_id="f1", lost_steps=0, downtime_s=1.6, step=3)
+    events = restarted(3.3, started(4.5, 2, resumed=2), recovered, 5.5)
     metrics = [step(2.0, 1), step(3.0, 2), step(4.4, 3, 0.4, generation=2), step(5.0, 4, 0.5, generation=2)]
     wall = {"start": 1.0, "productive": 2.9, "detection": 0.3, "restart": 0.7, "idle": 0.1, "finish": 0.5}
     assert parts(events, metrics) == {name: pytest.approx(2 * seconds) for name, seconds in wall.items()}

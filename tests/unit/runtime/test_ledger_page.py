@@ -60,7 +60,6 @@ def test_every_kind_of_fault_has_a_row():
 def test_every_action_has_a_row():
     beside = found(
         r'follow_up\(\s*"(\w+)"',
-        r'self\._tell\(\s*"(\w+)"',
         r'self\._leave\(\s*node, "(\w+)"',
         r'"name": "(\w+)", "reason"',
         r'self\._report\(bad, "(\w+)"',

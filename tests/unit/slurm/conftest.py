@@ -1,5 +1,6 @@
-"""A Slurm whose commands are real processes, and whose queue is a file."""
+"""A Slurm whose commands are real processes, and whose queue is a file; a chain on it."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+
+from resilient.config import Config, load
+from resilient.slurm.succession import Succession
 
 SILENT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
@@ -74,3 +79,25 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(state))
     return Slurm(state)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"name": "gpt", "run_dir": str(tmp_path / "run")}))
+    return path
+
+
+@pytest.fixture
+def config(path: Path) -> Config:
+    return load(path, [])
+
+
+@pytest.fixture
+def going(config: Config, slurm) -> Succession:
+    """A chain whose first job runs."""
+    found = Succession.of(config)
+    asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    assert found.started("100", 0) is None
+    return found

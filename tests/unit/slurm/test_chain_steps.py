@@ -48,11 +48,11 @@ def test_jobs_that_make_nothing_durable_are_not_followed_for_ever(jobs, stuck):
 
 
 @pytest.mark.parametrize(
-    ("durable", "told_step", "step"),
+    ("durable", "metrics_step", "step"),
     [([5, 40], 44, 40), ([], 43, 43), ([], None, None), ([0], None, None)],
 )
-def test_a_campaign_stands_at_its_newest_checkpoint_or_where_its_script_says(durable, told_step, step):
-    assert standing(durable, told_step) == step
+def test_a_campaign_stands_at_its_newest_checkpoint_or_where_its_script_says(durable, metrics_step, step):
+    assert standing(durable, metrics_step) == step
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""A chain's first job on Slurm's commands: submitted once, or refused with nothing left behind."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+from chains import command, records
+
+from resilient.config import Config
+from resilient.config.errors import shown
+from resilient.exits import EnvironmentUnusable, Exit
+from resilient.slurm import succession
+from resilient.slurm.succession import Succession
+
+
+def test_submitting_twice_at_once_and_again_gives_one_job(path: Path, slurm, tmp_path: Path):
+    both = [command("submit", str(path)) for _ in range(2)]
+    told = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    again = command("submit", str(path))
+    assert "in the queue already: 100 (pending)" in again.communicate()[0]
+    (job,) = slurm.jobs()
+    assert job["dependency"] == "singleton"
+    assert f"#SBATCH --job-name={job['name']}" in (tmp_path / "run/job.sh").read_text()
+    assert records(tmp_path / "run") == ["begun", "submitted"]
+
+
+def test_a_dry_run_prints_the_script_and_touches_nothing(path: Path, slurm, tmp_path: Path):
+    dry = command("submit", str(path), "train.steps=7", "--dry-run")
+    told, _ = dry.communicate()
+    assert told.startswith("#!/bin/bash\n#SBATCH --job-name=gpt-")
+    assert told.rstrip().endswith(f"-m resilient run {path} train.steps=7")
+    assert not slurm.jobs()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_durable_tier_that_cannot_be_written_here_is_told_and_the_job_is_submitted_all_the_same(
+    path: Path, slurm, tmp_path: Path
+):
+    """It may be mounted on compute nodes alone."""
+    (tmp_path / "scratch").touch()
+    tier = {"name": "durable", "path": str(tmp_path / "scratch/gpt")}
+    path.write_text(path.read_text() + yaml.safe_dump({"checkpoint": {"tiers": [tier]}}))
+    submit = command("submit", str(path))
+    told, _ = submit.communicate()
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if text.endswith("/gpt"))
+    warning = (
+        f"{path}:{line}: checkpoint.tiers.0.path = {shown(tier['path'])}: cannot write {tmp_path}/scratch on this machine: Not a "
+    )
+    assert told.startswith(f"{warning}directory; a job ends with 69 if its nodes cannot either\ngpt is submitted as job 100"), told
+    assert (submit.returncode, len(slurm.jobs())) == (0, 1)
+
+
+def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(config: Config, slurm):
+    slurm.lossy()
+    found = Succession.of(config)
+    job, there = asyncio.run(found.begin(f"#SBATCH --job-name={found.name}\n"))
+    assert (job, [each.job_id for each in there]) == (None, ["100"])
+    assert len(slurm.jobs()) == 1
+    assert found.chain.over is None
+
+
+def test_a_name_for_jobs_in_the_environment_makes_no_second_chain(config: Config, slurm, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SBATCH_JOB_NAME", "mine")
+    found = Succession.of(config)
+    jobs = [asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))[0] for _ in range(2)]
+    assert jobs == ["100", None]
+    assert [job["name"] for job in slurm.jobs()] == [found.name]
+
+
+# As `squeue` says it on a machine that is given its configuration by the controller.
+UNFETCHED = """\
+squeue: error: _fetch_child: failed to fetch remote configs: Unable to contact slurm controller (connect failure)
+squeue: error: _establish_configuration: failed to fetch config
+squeue: fatal: Could not establish a configuration source
+"""
+
+
+def test_a_controller_that_is_down_is_asked_again_where_the_configuration_comes_from_it(config: Config, slurm, monkeypatch):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 600.0)
+    found = Succession.of(config)
+    slurm.deaf(1, UNFETCHED)
+    assert asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n")) == ("100", [])
+    slurm.deaf(1, UNFETCHED)
+    assert asyncio.run(found.stop()) == []
+    (job,) = slurm.jobs()
+    assert job["state"] == "CANCELLED"
+
+
+def test_a_person_does_not_wait_for_ever_for_a_deaf_slurm(config: Config, slurm, monkeypatch):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 0.01)
+    slurm.deaf(99)
+    with pytest.raises(EnvironmentUnusable, match="Unable to contact slurm controller"):
+        asyncio.run(Succession.of(config).begin(""))
+    assert not slurm.jobs()
+
+
+def test_without_slurm_nothing_is_left_behind(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    there = sorted(tmp_path.iterdir())
+    submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
+    told, _ = submit.communicate(timeout=120)
+    assert (submit.returncode, told) == (
+        Exit.UNUSABLE,
+        "resilient: Slurm is not to be had on this machine: there is no squeue on its PATH; submit on a machine that has Slurm, "
+        f"such as a login node, or run the campaign here without it: resilient run {path} run_dir={tmp_path}/runs/chain\n",
+    )
+    assert sorted(tmp_path.iterdir()) == there
+
+
+UNCONFIGURED = """\
+squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+squeue: error: fetch_config: DNS SRV lookup failed
+squeue: fatal: Could not establish a configuration source
+"""
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no run directory", "a run directory"])
+def test_a_slurm_that_belongs_to_no_cluster_is_one_line_with_what_to_do(path: Path, slurm, tmp_path: Path, there: bool):
+    if there:
+        (tmp_path / "run").mkdir()
+    (tmp_path / "bin/squeue").write_text(f"#!/bin/sh\ncat >&2 <<'EOF'\n{UNCONFIGURED}EOF\nexit 1\n")
+    told, _ = (submit := command("submit", str(path))).communicate(timeout=120)
+    assert (submit.returncode, told.count("\n")) == (Exit.UNUSABLE, 1), told
+    assert "of no cluster: squeue: fatal: Could not establish a configuration source; submit on" in told
+    assert told.endswith(f"resilient run {path}\n")
+
+
+def test_what_slurm_says_in_several_lines_is_one(path: Path, slurm, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\nprintf 'sbatch: error: no account\\nsbatch: error: failed\\n' >&2; exit 1\n")
+    told, _ = command("submit", str(path)).communicate(timeout=120)
+    assert told == "resilient: sbatch: error: no account; sbatch: error: failed\n"
+
+
+def test_a_refusal_is_told_at_once_with_slurms_own_words_and_leaves_nothing_behind(path: Path, slurm, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
+    there = sorted(tmp_path.iterdir())
+    submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
+    told, _ = submit.communicate(timeout=120)
+    assert (submit.returncode, told) == (Exit.UNUSABLE, "resilient: sbatch: error: invalid partition specified: gone\n")
+    assert sorted(tmp_path.iterdir()) == there
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["a chain is over", "there was none"])
+def test_a_refused_submission_leaves_the_chain_as_it_was(config: Config, slurm, tmp_path: Path, over: bool):
+    found = Succession.of(config)
+    config.run_dir.mkdir()
+    if over:
+        asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+        found.started("100", 0)
+        slurm.becomes("100", state="COMPLETED")
+        asyncio.run(found.ended("100", Exit.STOPPED))
+        asyncio.run(found.stop())
+    before = found.chain
+    sbatch = (tmp_path / "bin/sbatch").read_text()
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
+    with pytest.raises(EnvironmentUnusable, match="invalid partition"):
+        asyncio.run(found.begin("#!/bin/bash\n"))
+    assert found.chain == before and (before.over is Exit.STOPPED) is over
+    assert (Succession.found(config.run_dir) is not None) is over
+    assert records(config.run_dir)[-2:] == ["begun", "refused"]
+    (tmp_path / "bin/sbatch").write_text(sbatch)
+    assert asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))[0] == ("101" if over else "100")
+    assert found.chain.over is None and found.chain.jobs == ()
+
+
+def test_a_refusal_removes_nothing_that_was_there_before(config: Config, slurm, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
+    config.run_dir.mkdir()
+    with pytest.raises(EnvironmentUnusable, match="invalid partition"):
+        asyncio.run(Succession.of(config).begin(""))
+    assert config.run_dir.is_dir()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["echo 'sbatch: error: Socket timed out' >&2; exit 1", "touch {run}/mine; echo 'sbatch: error: no such account' >&2; exit 1"],
+    ids=["no answer: there may be a job", "there is more than the submission has made"],
+)
+def test_a_run_directory_that_may_be_needed_is_left(config: Config, slurm, tmp_path: Path, monkeypatch, answer: str):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 0.01)
+    (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{answer.format(run=config.run_dir)}\n")
+    with pytest.raises(EnvironmentUnusable):
+        asyncio.run(Succession.of(config).begin(""))
+    assert {"logs", "job.sh", "chain.jsonl"} <= {path.name for path in config.run_dir.iterdir()}
