@@ -22,6 +22,7 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell tells it, and the parser of the 
 def main() -> None:
     """Entry point of the console script."""
     with _ended_by_interrupt():
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the caller has blocked would never arrive, not even a stop
         from resilient.cli import app
         from resilient.driver.terminal import keep_descriptors
 
