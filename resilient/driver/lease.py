@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from checkpoint.locks import flock
 from checkpoint.run_lease import LEASE, LEASE_S, LOCK, PATIENCE_S, POLL_S, RENEW_S, Owner, holder, machine_id, read
 from resilient import pid_namespace
 from resilient.exits import EnvironmentUnusable
@@ -134,7 +135,7 @@ class RunLease:
         began = time.monotonic()
         flocked, first = False, None
         while True:
-            flocked = flocked or _flock(self._lock)
+            flocked = flocked or _flock(self._lock, run_dir / LOCK)
             owner, changed_ns = read(self._path)
             first = changed_ns if first is None else first
             os.utime(self._own)
@@ -231,8 +232,8 @@ def _boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _flock(fd: int) -> bool:
+def _flock(fd: int, path: Path) -> bool:
     with contextlib.suppress(BlockingIOError):
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(fd, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
