@@ -102,6 +102,7 @@ def run_campaign(
             coordinator,
             display,
             explain,
+            identity=kept.identity,
             allocation=allocation,
             chain=succession.name if succession is not None else None,
             settings=_settings(config, lease),

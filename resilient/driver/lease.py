@@ -193,7 +193,7 @@ class RunLease:
         if owner is not None and owner.token != self.owner.token:
             return owner
         if owner is None:  # somebody has deleted it, or the whole directory is gone
-            must_be_there(self._run_dir)
+            must_be_there(self._run_dir, self._lock)
             self._write()
             try:
                 self._take(fresh=True, settle=False)
@@ -217,10 +217,19 @@ class RunLease:
         os.close(self._lock)
 
 
-def must_be_there(run_dir: Path) -> None:
-    """Raises FileNotFoundError where a run directory that is in use is gone: nothing may be made in its place."""
-    if not (run_dir / LOCK).exists():
-        raise FileNotFoundError(errno.ENOENT, "is not there any more: is its file system mounted?", str(run_dir))
+def must_be_there(run_dir: Path, lock_fd: int | None = None) -> None:
+    """Raises FileNotFoundError where a run directory that is in use is gone: nothing may be made in its place.
+
+    Args:
+        lock_fd: the lock that the caller holds. Where another one lies there, a link or a mount leads to another directory now.
+    """
+    try:
+        found = (run_dir / LOCK).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(errno.ENOENT, "is not there any more: is its file system mounted?", str(run_dir)) from None
+    # A file system that was mounted anew may be another device.
+    if lock_fd is not None and found.st_ino != os.fstat(lock_fd).st_ino:
+        raise FileNotFoundError(errno.ENOENT, "is another directory now: has a link or a mount changed?", str(run_dir))
 
 
 def _owner(pid: int, machine: str, token: str) -> Owner:

@@ -186,6 +186,19 @@ def test_a_lease_that_somebody_deleted_is_written_again(tmp_path: Path):
     mine.close()
 
 
+def test_no_lease_is_written_into_another_run_directory_in_the_place(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    mine = RunLease(run_dir)
+    run_dir.rename(tmp_path / "away")
+    run_dir.mkdir()
+    (run_dir / lease.LOCK).touch()  # of a campaign that has ended
+    with pytest.raises(FileNotFoundError, match="another directory"):
+        mine.renew()
+    assert [path.name for path in run_dir.iterdir()] == [lease.LOCK]
+    mine.leave()
+
+
 def test_a_lease_that_names_nobody_is_replaced(tmp_path: Path):
     (tmp_path / lease.LEASE).write_text('{"host": "n')
     mine = RunLease(tmp_path)
