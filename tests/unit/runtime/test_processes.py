@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +156,17 @@ def test_an_interrupt_that_is_ignored_is_ignored_while_a_command_imports_too():
 def test_a_signal_that_the_caller_of_a_command_has_blocked_arrives():
     blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
     assert interrupted_import(blocked, signal.SIGTERM) == (-signal.SIGTERM, "", "")
+
+
+def test_a_command_whose_working_directory_was_deleted_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    assert guarded(os.getcwd) == 69
+    assert capfd.readouterr().err == "resilient: the working directory was deleted: go to another one\n"
 
 
 def test_an_interrupt_that_no_command_has_handled_is_no_traceback(capfd: pytest.CaptureFixture[str]):
