@@ -17,6 +17,7 @@ from pathlib import Path
 
 from checkpoint import points
 from checkpoint.errors import CheckpointError, StaleGeneration
+from checkpoint.locks import flock
 
 FENCE = ".fence"
 LOCK = ".fence.lock"
@@ -101,12 +102,12 @@ def _locked(root: Path, mode: int, timeout_s: float | None) -> Iterator[None]:
 
 def _acquire(fd: int, root: Path, mode: int, timeout_s: float | None) -> None:
     if timeout_s is None:
-        fcntl.flock(fd, mode)
+        flock(fd, root / LOCK, mode)
         return
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            fcntl.flock(fd, mode | fcntl.LOCK_NB)
+            flock(fd, root / LOCK, mode | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:

@@ -121,7 +121,7 @@ class TierSettings(Plain, kw_only=True, frozen=True):
 
     Attributes:
         path: of a node's tier: where its shards are; of the durable one: of committed checkpoints.
-        mark: name of a file that is in the durable tier's root as long as that is mounted.
+        mark: name of a file that is in the durable tier's root as long as that is mounted, and what it holds.
     """
 
     name: str
@@ -130,7 +130,7 @@ class TierSettings(Plain, kw_only=True, frozen=True):
     keep_last: int
     keep_every: int | None = None
     max_bytes_per_s: float | None = None
-    mark: str | None = None
+    mark: tuple[str, str] | None = None
 
 
 class DaemonSettings(Message, frozen=True):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
@@ -22,6 +23,7 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell tells it, and the parser of the 
 def main() -> None:
     """Entry point of the console script."""
     with _ended_by_interrupt():
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the caller has blocked would never arrive, not even a stop
         from resilient.cli import app
         from resilient.driver.terminal import keep_descriptors
 
@@ -77,9 +79,19 @@ def guarded(command: Callable[[], Any]) -> int:
         if error.errno is None:
             raise
         _give_up_output()
-        named = "" if error.filename is None else f"{error.filename}: "
-        return complain(EnvironmentUnusable(f"{named}{error.strerror}"))
+        return complain(EnvironmentUnusable(_told(error)))
     return Exit.OK
+
+
+def _told(error: OSError) -> str:
+    """An error of the system in words."""
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the working directory was deleted: go to another one"
+    return error.strerror or str(error)
 
 
 def _run(command: Callable[[], Any]) -> None:

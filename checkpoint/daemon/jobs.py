@@ -4,7 +4,6 @@ Owns the tiers that the daemon writes to and the jobs on them; the bytes are in 
 """
 
 import asyncio
-import errno
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from checkpoint.daemon.transfers import FlushedShard
 from checkpoint.errors import CheckpointError, DamagedCheckpoint, StaleGeneration, UnreachableCheckpoint
 from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
+from checkpoint.marked import must_be_there
 from checkpoint.protocol import (
     Committed,
     DaemonNews,
@@ -84,8 +84,8 @@ class Tier:
     def check_mounted(self) -> None:
         """Raises FileNotFoundError where the file system is not mounted: what is made in its place would be hidden by it later."""
         mark = self.settings.mark if self.settings is not None else None
-        if mark is not None and self.root is not None and not (self.root / mark).exists():
-            raise FileNotFoundError(errno.ENOENT, f"{mark} is not there any more: is the file system mounted?", str(self.root))
+        if mark is not None and self.root is not None:
+            must_be_there(self.root, *mark)
 
 
 @dataclass(eq=False)

@@ -281,7 +281,7 @@ class DaemonProcess:
                     keep_last=tier["keep_last"],
                     keep_every=tier["keep_every"],
                     max_bytes_per_s=tier["max_bytes_per_s"],
-                    mark=storage.IDENTITY if tier["durable"] else None,
+                    mark=(storage.IDENTITY, self._described["identity"]) if tier["durable"] else None,
                 )
                 for tier in others
             ),

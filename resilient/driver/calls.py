@@ -1,7 +1,6 @@
 """What the disk process does once, when asked: fence, quarantine, bad nodes, chain, diagnosis, old logs. Each in its own thread."""
 
 import asyncio
-import errno
 from pathlib import Path
 
 from resilient.protocol.disk import (
@@ -34,10 +33,10 @@ def _do(call: Call, run_dir: Path) -> Answer:
     match call:
         case RaiseDurableFence():
             from checkpoint.fence import raise_fence
+            from checkpoint.marked import must_be_there
 
             root = Path(call.root)
-            if not (root / call.mark).exists():
-                raise FileNotFoundError(errno.ENOENT, f"{call.mark} is not there any more: is the file system mounted?", str(root))
+            must_be_there(root, *call.mark)
             raise_fence(root, call.generation, timeout_s=call.patience_s)
         case QuarantineCheckpoints():
             return _quarantine(call)

@@ -78,7 +78,7 @@ def run_campaign(
             kept = _storage(config, _committed(before, resumption), allocation)
             storage.write(config.run_dir, kept)
             memory = Path(kept.memory.roots[0]).parents[1]
-            for spilled in spill_file.directories_of(config.run_dir, memory):
+            for spilled in spill_file.directories_of(config.run_dir, kept.identity, memory):
                 _take_in(config.run_dir, spilled)
             known = past.read()
             with contextlib.suppress(OSError):
@@ -102,10 +102,11 @@ def run_campaign(
             coordinator,
             display,
             explain,
+            identity=kept.identity,
             allocation=allocation,
             chain=succession.name if succession is not None else None,
             settings=_settings(config, lease),
-            spill=SpillFile(spill_file.new_directory(config.run_dir, memory)),
+            spill=SpillFile(spill_file.new_directory(config.run_dir, kept.identity, memory)),
             drain_s=timeouts(config).drain_s,
             ahead=ahead,
         )

@@ -54,7 +54,7 @@ class DiskThread:
         self._send = send
         self._lease = RunLease.adopted(run_dir, settings.token, settings.lock_fd, pid)
         self._scalars = ScalarFile(run_dir, scalars.queue_size, scalars.interval) if scalars is not None else None
-        self._files = RunDirFiles(run_dir, self._scalars)
+        self._files = RunDirFiles(run_dir, self._scalars, settings.lock_fd)
         self._keeper = Keeper(run_dir)
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()

@@ -103,6 +103,7 @@ class Driver:
         display: Display,
         explain: Callable[[ConfigError], str],
         *,
+        identity: str,
         allocation: Allocation | None,
         chain: str | None,
         settings: DiskSettings,
@@ -123,7 +124,7 @@ class Driver:
         listeners = Listeners(self._on_trouble, self._on_well, self._on_taken_over, self._on_defect)
         self._writer = Writer(settings, spill, listeners, display.log)
         self._summaries = Summaries()
-        self._durable = Durable(config, allocation, chain, self._writer, display.note)
+        self._durable = Durable(config, identity, allocation, chain, self._writer, display.note)
         self._sinks = SinksClient(config)
         heard = server.Listeners(self._on_connected, self._on_message, self._on_failing, self._on_ended)
         self._server = Server(self._secret, lambda: self._coordinator.generation, heard)

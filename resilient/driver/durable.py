@@ -40,9 +40,13 @@ DIAGNOSIS_S = 5.0
 
 @dataclass
 class Durable:
-    """Args: chain: name of the jobs of the chain that this job belongs to, if it does."""
+    """Args:
+    identity: of the campaign, as its durable tier has it.
+    chain: name of the jobs of the chain that this job belongs to, if it does.
+    """
 
     config: Config
+    identity: str
     allocation: Allocation | None
     chain: str | None
     writer: Writer
@@ -58,7 +62,7 @@ class Durable:
             lambda number: RaiseDurableFence(
                 call=number,
                 root=str(root),
-                mark=storage.IDENTITY,
+                mark=(storage.IDENTITY, self.identity),
                 generation=effect.generation,
                 patience_s=effect.patience_s,
             ),

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from checkpoint.locks import flock
 from checkpoint.run_lease import LEASE, LEASE_S, LOCK, PATIENCE_S, POLL_S, RENEW_S, Owner, holder, machine_id, read
 from resilient import pid_namespace
 from resilient.exits import EnvironmentUnusable
@@ -134,7 +135,7 @@ class RunLease:
         began = time.monotonic()
         flocked, first = False, None
         while True:
-            flocked = flocked or _flock(self._lock)
+            flocked = flocked or _flock(self._lock, run_dir / LOCK)
             owner, changed_ns = read(self._path)
             first = changed_ns if first is None else first
             os.utime(self._own)
@@ -192,7 +193,7 @@ class RunLease:
         if owner is not None and owner.token != self.owner.token:
             return owner
         if owner is None:  # somebody has deleted it, or the whole directory is gone
-            must_be_there(self._run_dir)
+            must_be_there(self._run_dir, self._lock)
             self._write()
             try:
                 self._take(fresh=True, settle=False)
@@ -216,10 +217,19 @@ class RunLease:
         os.close(self._lock)
 
 
-def must_be_there(run_dir: Path) -> None:
-    """Raises FileNotFoundError where a run directory that is in use is gone: nothing may be made in its place."""
-    if not (run_dir / LOCK).exists():
-        raise FileNotFoundError(errno.ENOENT, "is not there any more: is its file system mounted?", str(run_dir))
+def must_be_there(run_dir: Path, lock_fd: int | None = None) -> None:
+    """Raises FileNotFoundError where a run directory that is in use is gone: nothing may be made in its place.
+
+    Args:
+        lock_fd: the lock that the caller holds. Where another one lies there, a link or a mount leads to another directory now.
+    """
+    try:
+        found = (run_dir / LOCK).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(errno.ENOENT, "is not there any more: is its file system mounted?", str(run_dir)) from None
+    # A file system that was mounted anew may be another device.
+    if lock_fd is not None and found.st_ino != os.fstat(lock_fd).st_ino:
+        raise FileNotFoundError(errno.ENOENT, "is another directory now: has a link or a mount changed?", str(run_dir))
 
 
 def _owner(pid: int, machine: str, token: str) -> Owner:
@@ -231,8 +241,8 @@ def _boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _flock(fd: int) -> bool:
+def _flock(fd: int, path: Path) -> bool:
     with contextlib.suppress(BlockingIOError):
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(fd, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False

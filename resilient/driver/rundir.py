@@ -32,12 +32,17 @@ _PASSING = AWAY | {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENO
 
 
 class RunDirFiles:
-    """Args: scalars: gets the numbers of the lines that are written; None: nobody does."""
+    """Args:
+    scalars: gets the numbers of the lines that are written; None: nobody does.
+    lock_fd: the run directory's lock, which tells it from another one in its place.
+    """
 
-    def __init__(self, run_dir: Path, scalars: ScalarFile | None) -> None:
+    def __init__(self, run_dir: Path, scalars: ScalarFile | None, lock_fd: int | None = None) -> None:
         self._run_dir = run_dir
+        self._lock_fd = lock_fd
         self._scalars = scalars
         self._files: dict[str, AppendFile] = {}
+        self._is_there = False  # as far as is known since a file system has failed
 
     def write(self, items: deque[Item]) -> None:
         """Write items in order; takes from the left of `items` what is in the run directory. Raises OSError."""
@@ -61,7 +66,7 @@ class RunDirFiles:
 
     def _write_text(self, item: Item) -> None:
         try:
-            must_be_there(self._run_dir)
+            must_be_there(self._run_dir, self._lock_fd)
             replace_text(self._run_dir / item.path, item.text)
         except OSError as error:
             if error.errno in _PASSING:
@@ -74,13 +79,15 @@ class RunDirFiles:
             if file is not None and file.is_deleted:
                 self._close_deleted(name)
                 file = None
+            if file is None or not self._is_there:
+                must_be_there(self._run_dir, self._lock_fd)
+                self._is_there = True
             if file is None:
-                must_be_there(self._run_dir)
                 file = self._files[name] = AppendFile(self._run_dir / name)
             file.append(lines)
         except FileNotFoundError:
             if name in self._files:
-                must_be_there(self._run_dir)
+                must_be_there(self._run_dir, self._lock_fd)
                 self._close_deleted(name)  # the next try opens a new one
             raise
         except OSError as error:
@@ -126,6 +133,7 @@ class RunDirFiles:
 
     def unsettle(self) -> None:
         """The file system has failed: files may be others by now."""
+        self._is_there = False
         for file in self._files.values():
             file.unsettle()
 

@@ -1,8 +1,8 @@
 """The spill file: what the run directory has not taken yet, in RAM, so that a driver that is killed loses none of it.
 
-Owns one file in a directory of this user's alone (0700), which is found by the run directory's path and its owner; see
-`checkpoint.safe_dir`. A file system in RAM does not stall. The next driver on this machine takes the file in before it reads the
-ledger.
+Owns one file in a directory of this user's alone (0700), which is found by the run directory's path, the campaign's identity and
+its owner; see `checkpoint.safe_dir`. A file system in RAM does not stall. The next driver on this machine takes the file in before
+it reads the ledger.
 """
 
 import hashlib
@@ -28,19 +28,20 @@ READ_BYTES = 1 << 20
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(built(Item))
 
 
-def new_directory(run_dir: Path, root: Path) -> Path:
+def new_directory(run_dir: Path, identity: str, root: Path) -> Path:
     """A name for a directory of spill files that nobody can have guessed; it is made when it is needed. root: in RAM."""
-    return safe_dir.new(root, _prefix(run_dir))
+    return safe_dir.new(root, _prefix(run_dir, identity))
 
 
-def directories_of(run_dir: Path, root: Path) -> list[Path]:
-    """Where earlier drivers of this user have left spill files of a run directory."""
+def directories_of(run_dir: Path, identity: str, root: Path) -> list[Path]:
+    """Where earlier drivers of this user have left spill files of a campaign; those of one that was begun anew are another's."""
     before = root / f"resilient-{os.getuid()}"  # where they were as long as RAM was no tier of its own
-    return [path for place in (root, before) for path in safe_dir.find(place, _prefix(run_dir))]
+    prefixes = (_prefix(run_dir, identity), _prefix(run_dir, ""))  # the last one of earlier versions, by the run directory alone
+    return [path for place in (root, before) for prefix in prefixes for path in safe_dir.find(place, prefix)]
 
 
-def _prefix(run_dir: Path) -> str:
-    name = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+def _prefix(run_dir: Path, identity: str) -> str:
+    name = hashlib.sha256(os.fsencode(run_dir.resolve()) + identity.encode()).hexdigest()[:16]
     return f"resilient-spill-{os.getuid()}-{name}"
 
 

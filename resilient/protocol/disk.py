@@ -65,13 +65,13 @@ class RaiseDurableFence(Message, frozen=True):
 
     Attributes:
         root: of the durable tier.
-        mark: name of a file that is in it as long as it is mounted.
+        mark: name of a file that is in it as long as it is mounted, and what it holds.
         patience_s: for a commit that is under way.
     """
 
     call: int
     root: str
-    mark: str
+    mark: tuple[str, str]
     generation: int
     patience_s: float
 

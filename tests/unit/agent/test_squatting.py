@@ -97,10 +97,10 @@ def test_a_campaign_of_before_an_update_finds_its_snapshots_where_they_are(share
 
 def test_what_a_driver_has_spilled_is_found_and_what_a_stranger_has_put_there_is_not(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    name = spill_file.new_directory(tmp_path / "run", shared).name.rsplit("-", 1)[0]
+    name = spill_file.new_directory(tmp_path / "run", "0123456789ab", shared).name.rsplit("-", 1)[0]
     item = json.dumps({"number": 1, "path": "events.jsonl", "text": "forged\n", "whole": False})
     stranger('mkdir "$1" "$2"; echo "$3" | tee "$1/1.jsonl" >"$2/1.jsonl"', shared / name, shared / f"{name}-{'0' * 16}", item)
-    assert spill_file.directories_of(tmp_path / "run", shared) == []
-    mine = spill_file.new_directory(tmp_path / "run", shared)
+    assert spill_file.directories_of(tmp_path / "run", "0123456789ab", shared) == []
+    mine = spill_file.new_directory(tmp_path / "run", "0123456789ab", shared)
     mine.mkdir(mode=0o700)
-    assert spill_file.directories_of(tmp_path / "run", shared) == [mine]
+    assert spill_file.directories_of(tmp_path / "run", "0123456789ab", shared) == [mine]

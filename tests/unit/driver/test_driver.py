@@ -138,6 +138,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, react: Callable[[Agent
             core,  # type: ignore[arg-type]
             Display("none", 10, console=Console(file=io.StringIO())),
             str,
+            identity="x",
             allocation=None,
             chain=None,
             settings=DiskSettings(run_dir=str(run_dir), token=lease.owner.token, lock_fd=lease.lock_fd),

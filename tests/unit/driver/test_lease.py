@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint import fence
+from checkpoint.fence import raise_fence
 from resilient.driver import lease
 from resilient.driver.lease import LEASE_S, LOCK_WAIT_S, Owner, RunLease, Seen, holder, judge
 from resilient.exits import EnvironmentUnusable
@@ -81,14 +83,27 @@ def test_the_lock_decides_on_one_machine_and_the_lease_between_machines(seen, ve
     assert judge(seen) == verdict
 
 
-def test_where_the_file_system_has_no_locks_nobody_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of NFS without its lock daemon: of no file system of a test's, so the call itself is replaced."""
 
     def refused(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    (tmp_path / lease.LOCK).touch()
     monkeypatch.setattr(lease.fcntl, "flock", refused)
+
+
+def test_a_file_system_without_locks_is_told_from_any_other_trouble(tmp_path: Path, without_locks: None):
+    with pytest.raises(OSError, match=r"no flock\(2\).*`flock`") as raised:
+        RunLease(tmp_path)
+    assert raised.value.filename == str(tmp_path / lease.LOCK)
+    with pytest.raises(OSError, match=r"no flock\(2\).*`flock`") as raised:
+        raise_fence(tmp_path, 1)
+    assert raised.value.filename == str(tmp_path / fence.LOCK)
+
+
+def test_where_the_file_system_has_no_locks_nobody_is_seen(tmp_path: Path, without_locks: None):
+    (tmp_path / lease.LOCK).touch()
     assert holder(tmp_path) is None
     (tmp_path / lease.LEASE).write_text(json.dumps(asdict(OTHER)))
     assert holder(tmp_path) == OTHER  # that another machine has it is told by its lease
@@ -169,6 +184,19 @@ def test_a_lease_that_somebody_deleted_is_written_again(tmp_path: Path):
     assert mine.renew() is None
     assert lease.read(tmp_path / lease.LEASE)[0] == mine.owner
     mine.close()
+
+
+def test_no_lease_is_written_into_another_run_directory_in_the_place(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    mine = RunLease(run_dir)
+    run_dir.rename(tmp_path / "away")
+    run_dir.mkdir()
+    (run_dir / lease.LOCK).touch()  # of a campaign that has ended
+    with pytest.raises(FileNotFoundError, match="another directory"):
+        mine.renew()
+    assert [path.name for path in run_dir.iterdir()] == [lease.LOCK]
+    mine.leave()
 
 
 def test_a_lease_that_names_nobody_is_replaced(tmp_path: Path):

@@ -13,7 +13,7 @@ from failing_calls import NUMBERS
 
 from resilient.driver.lease import LOCK
 from resilient.driver.rundir import RunDirFiles
-from resilient.ledger import EVENTS
+from resilient.ledger import EVENTS, METRICS
 from resilient.protocol.disk import Item
 
 
@@ -64,6 +64,26 @@ def test_nothing_is_made_where_the_whole_directory_is_away(run_dir: Path, tmp_pa
     run_dir.rmdir()
     shutil.move(tmp_path / "away", run_dir)
     files.write(waiting)
+    assert (run_dir / EVENTS).read_text() == '{"n": 1}\n{"n": 2}\n'
+
+
+def test_nothing_is_written_where_another_run_directory_is_in_the_place(run_dir: Path, tmp_path: Path):
+    with (run_dir / LOCK).open() as lock:
+        files = RunDirFiles(run_dir, None, lock.fileno())
+        files.write(line(1))
+        shutil.move(run_dir, tmp_path / "away")
+        run_dir.mkdir()
+        (run_dir / LOCK).touch()
+        (run_dir / EVENTS).write_text('{"n": "of another"}\n')
+        files.unsettle()
+        for waiting in (line(2), deque([Item(3, METRICS, "{}\n", False)]), deque([Item(4, "whole", "text", True)])):
+            with pytest.raises(FileNotFoundError, match="another directory"):
+                files.write(waiting)
+        assert (run_dir / EVENTS).read_text() == '{"n": "of another"}\n'
+        assert {path.name for path in run_dir.iterdir()} == {LOCK, EVENTS}
+        shutil.rmtree(run_dir)
+        shutil.move(tmp_path / "away", run_dir)
+        files.write(line(2))
     assert (run_dir / EVENTS).read_text() == '{"n": 1}\n{"n": 2}\n'
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from volumes import MOUNTS, command
 
-from resilient.driver.spill_file import SpillFile, take_in
+from resilient.driver.spill_file import SpillFile, directories_of, new_directory, take_in
 from resilient.protocol.disk import Item
 
 EVENTS = "events.jsonl"
@@ -94,6 +94,17 @@ def test_what_a_driver_leaves_that_is_killed_at_any_byte_is_taken_in_up_to_its_l
         take_in(run_dir, spilled)
         assert lines_of(run_dir) == ([1, 2] if end < len(data) - 1 else [1, 2, 3])
         assert not spilled.exists()
+
+
+def test_what_a_campaign_has_spilled_is_not_that_of_one_that_is_begun_anew_in_its_place(tmp_path: Path) -> None:
+    run_dir, ram = tmp_path / "run", tmp_path / "ram"
+    ram.mkdir()
+    places = [new_directory(run_dir, identity, ram) for identity in ("0123456789ab", "")]
+    for place in places:
+        place.mkdir(mode=0o700)
+    assert set(directories_of(run_dir, "0123456789ab", ram)) == set(places)
+    assert directories_of(run_dir, "ba9876543210", ram) == places[1:]  # of an earlier version, which named no campaign
+    assert directories_of(tmp_path / "other", "0123456789ab", ram) == []
 
 
 def test_a_driver_that_is_killed_while_it_takes_a_spill_in_doubles_no_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -132,13 +133,13 @@ main()
 """
 
 
-def interrupted_import(*, ignored: bool = False) -> tuple[int, str, str]:
-    """A command that gets SIGINT while it imports, and then is let go on."""
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" * ignored + SLOW_IMPORT
+def interrupted_import(before: str = "", sig: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
+    """A command that gets a signal while it imports, and then is let go on; `before` is done to signals before it begins."""
+    code = f"import signal\n{before}\n{SLOW_IMPORT}"
     pipe = subprocess.PIPE
     command = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert command.stdout is not None and command.stdout.readline() == "imports\n"
-    command.send_signal(signal.SIGINT)
+    command.send_signal(sig)
     out, err = command.communicate("\n", timeout=60)
     return command.returncode, out, err
 
@@ -148,8 +149,24 @@ def test_an_interrupt_while_a_command_imports_ends_it_without_a_word():
 
 
 def test_an_interrupt_that_is_ignored_is_ignored_while_a_command_imports_too():
-    code, out, err = interrupted_import(ignored=True)
+    code, out, err = interrupted_import("signal.signal(signal.SIGINT, signal.SIG_IGN)")
     assert (code, err) == (0, "") and out.startswith("resilient ")
+
+
+def test_a_signal_that_the_caller_of_a_command_has_blocked_arrives():
+    blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
+    assert interrupted_import(blocked, signal.SIGTERM) == (-signal.SIGTERM, "", "")
+
+
+def test_a_command_whose_working_directory_was_deleted_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    assert guarded(os.getcwd) == 69
+    assert capfd.readouterr().err == "resilient: the working directory was deleted: go to another one\n"
 
 
 def test_an_interrupt_that_no_command_has_handled_is_no_traceback(capfd: pytest.CaptureFixture[str]):

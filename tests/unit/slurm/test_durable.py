@@ -25,6 +25,7 @@ from resilient.slurm.allocation import Allocation
 from resilient.slurm.succession import Succession
 
 PATIENCE_S = 60.0
+IDENTITY = "0123456789ab"
 CALLS = 1_000_000  # more than Slurm is ever asked
 
 
@@ -34,7 +35,7 @@ def config(tmp_path: Path) -> Config:
     tiers = [{"name": "durable", "path": str(tmp_path / "durable")}]
     path.write_text(yaml.safe_dump({"name": "gpt", "run_dir": str(tmp_path / "run"), "checkpoint": {"tiers": tiers}}))
     (tmp_path / "durable").mkdir()
-    (tmp_path / "durable" / storage.IDENTITY).touch()
+    (tmp_path / "durable" / storage.IDENTITY).write_text(f"{IDENTITY}\n")
     return load(path, [])
 
 
@@ -72,7 +73,7 @@ def test_the_next_job_is_there_however_often_the_disk_process_dies_while_slurm_i
 
     async def run(writer: Writer) -> None:
         writer.start()
-        durable = Durable(config, Allocation("100", ("n1",), (2,), 0), chain.name, writer, lambda _: None)
+        durable = Durable(config, IDENTITY, Allocation("100", ("n1",), (2,), 0), chain.name, writer, lambda _: None)
         slurm.deaf(CALLS)
         asking = asyncio.create_task(durable.ensure_successor())
         for _ in range(3):
@@ -95,7 +96,7 @@ def test_the_fence_is_raised_and_checkpoints_are_renamed_although_the_disk_proce
 
     async def run(writer: Writer) -> None:
         writer.start()
-        durable = Durable(config, None, None, writer, lambda _: None)
+        durable = Durable(config, IDENTITY, None, None, writer, lambda _: None)
         for asked in (durable.raise_fence(RaiseFence(3, 30.0)), durable.quarantine(Quarantine((InvalidationRule(2, 5),), 3))):
             pid = await stopped(writer)
             asking = asyncio.create_task(asked)
@@ -111,10 +112,22 @@ def test_the_fence_is_raised_and_checkpoints_are_renamed_although_the_disk_proce
     assert newest_generation(tmp_path / "durable") == 3 and not rolled_back.exists()
 
 
+def test_no_fence_is_raised_where_another_campaign_has_its_durable_tier(config: Config, tmp_path: Path):
+    async def run(writer: Writer) -> None:
+        writer.start()
+        why = await Durable(config, "ba9876543210", None, None, writer, lambda _: None).raise_fence(RaiseFence(3, 30.0))
+        assert why is not None and "leads to another directory" in why
+        assert await writer.close(PATIENCE_S)
+
+    with writing(config, tmp_path / "spill") as writer:
+        asyncio.run(run(writer))
+    assert newest_generation(tmp_path / "durable") is None
+
+
 def test_what_ends_the_disk_process_each_time_is_asked_for_twice_and_no_more(config: Config, tmp_path: Path):
     async def run(writer: Writer) -> None:
         writer.start()
-        durable = Durable(config, None, None, writer, lambda _: None)
+        durable = Durable(config, IDENTITY, None, None, writer, lambda _: None)
         first = await stopped(writer)
         asking = asyncio.create_task(durable.raise_fence(RaiseFence(3, 30.0)))
         await asyncio.sleep(0)  # the call is on its way
