@@ -79,11 +79,11 @@ def guarded(command: Callable[[], Any]) -> int:
         if error.errno is None:
             raise
         _give_up_output()
-        return complain(EnvironmentUnusable(_told(error)))
+        return complain(EnvironmentUnusable(_in_words(error)))
     return Exit.OK
 
 
-def _told(error: OSError) -> str:
+def _in_words(error: OSError) -> str:
     """An error of the system in words."""
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"

@@ -121,6 +121,8 @@ def _no_option(word: str) -> str:
     plain = name.lstrip("-").replace("_", "-")
     if plain in OF_TORCHRUN:
         return f"{name} is torchrun's: {OF_TORCHRUN[plain]}"
+    if name in OPTIONS:
+        return f"options come before everything else: write {name} right behind `resilient run`"
     near = get_close_matches(f"--{plain}", OPTIONS, 1, 0.7)
     did_you_mean = f"; did you mean {near[0]}?" if near else f": {', '.join(OPTIONS)}"
     return f"options come before everything else, and {name} is none of `resilient run`{did_you_mean}"

@@ -63,6 +63,11 @@ class LeaseWord:
         return Lease(word >> 40, word >> 8 & 0xFFFFFFFF, (word & 0xFF) - 1 if word & 0xFF else None)
 
 
+def attempt_of(step: int, again: int) -> int:
+    """Number of an attempt to take a step, in 32 bits. Attempts are only compared for equality, and few at a time."""
+    return (step << 6 | min(again, 0x3F)) & 0xFFFFFFFF
+
+
 class NodeAgreement:
     """What the ranks of a node agree upon without the daemon: all of them take a snapshot, or none does.
 
@@ -76,13 +81,12 @@ class NodeAgreement:
     Args:
         generation: of the ranks.
 
-    Attempts are counted from 1 by each rank, alike on all of them.
     """
 
     def __init__(self, page: LeaseWord, generation: int) -> None:
         self._words, self._generation = page.words, generation
 
-    def attempt_of(self, lease: int) -> int | None:
+    def used_for(self, lease: int) -> int | None:
         """The attempt that a rank of this node uses a lease for; None where none does, as far as is known."""
         word = self._words[1]
         return word & 0xFFFFFFFF if word >> 32 == lease else None

@@ -27,7 +27,7 @@ from checkpoint.tiers.affordable import MOST_STEPS, Affordable
 from checkpoint.tiers.arrivals import Arrivals
 from checkpoint.tiers.cadence import Clock
 from checkpoint.tiers.daemon_link import DaemonLink
-from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord, NodeAgreement, buffer_path, layout_of
+from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord, NodeAgreement, attempt_of, buffer_path, layout_of
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.mappings import Mappings
 from checkpoint.tiers.session import CONTROL, Session
@@ -87,7 +87,6 @@ class Snapshots:
         self._local = self._ranks.rank - self.session.first_rank
         self._word = LeaseWord(self.session.directory / CONTROL)
         self._agreement = NodeAgreement(self._word, self.session.generation)
-        self._attempt = 0  # number of the last snapshot that was taken or left out, on all ranks the same
         self._daemon = DaemonLink(self.session.socket)
         self._clock: Clock | None = None
         self._affordable: dict[str, Affordable] = {}
@@ -265,10 +264,10 @@ class Snapshots:
         began = time.perf_counter()
         generation, rank = self.session.generation, self._ranks.rank
         self._daemon.redeliver(wait=wait_s > 0)
-        self._attempt += 1
-        index = self._acquire(wait_s or self._patience_s(tiers)) if self._announced() else None
+        attempt = attempt_of(step, again)
+        index = self._acquire(wait_s or self._patience_s(tiers), attempt) if self._announced() else None
         if index is None:
-            self._agreement.leave_out(self._attempt)
+            self._agreement.leave_out(attempt)
             delivered = self._announcement_delivered and not self._layout_changed  # the daemon may not have got the message
             if self._announcement is None and not delivered:
                 news = LayoutAnnounced(generation=generation, rank=rank, digest=self._digest)
@@ -327,14 +326,13 @@ class Snapshots:
         """
         self.finish()
         self._daemon.redeliver()
-        self._attempt += 1
         generation, rank = self.session.generation, self._ranks.rank
         wants, reason = tuple(sorted(tiers)), f"rank {rank} has left it out" + (f": {why:.300}" if why else "")
         skipped = StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=reason)
         self._daemon.report(skipped, may_be_lost=not again)  # before the others, who do not know why
-        self._agreement.leave_out(self._attempt)
+        self._agreement.leave_out(attempt_of(step, again))
         lease = self._word.read()
-        if self._is_unused(lease) and self._agreement.attempt_of(lease.number) is not None:
+        if self._is_unused(lease) and self._agreement.used_for(lease.number) is not None:
             self._pass(lease.number)
 
     def _copied(self, news: StateCopied) -> None:
@@ -397,12 +395,12 @@ class Snapshots:
             self._mappings.close()
         self._daemon.close()
 
-    def _acquire(self, wait_s: float) -> int | None:
+    def _acquire(self, wait_s: float, attempt: int) -> int | None:
         """The buffer for the next snapshot, whose lease is used from now on; None where none is leased or mapped in time."""
         with self.waiting():
             until = time.monotonic() + wait_s
             mapped = self._mappings is not None and self._mappings.done_within(wait_s)
-            lease = self._wait_for_lease(max(0.0, until - time.monotonic()), self._attempt) if mapped else None
+            lease = self._wait_for_lease(max(0.0, until - time.monotonic()), attempt) if mapped else None
         if lease is None:
             return None
         self._used = lease.number
@@ -421,7 +419,7 @@ class Snapshots:
         while True:
             lease = self._word.read()
             found = self._is_unused(lease) and lease.buffer is not None and self._fits(lease.buffer)
-            if found and attempt is not None and self._agreement.attempt_of(lease.number) not in (None, attempt):
+            if found and attempt is not None and self._agreement.used_for(lease.number) not in (None, attempt):
                 self._pass(lease.number)  # others use it for another one, and the daemon waits for this rank
                 found = False
             if attempt is not None and self._agreement.is_left_out(attempt):

@@ -228,8 +228,16 @@ def must_be_there(run_dir: Path, lock_fd: int | None = None) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(errno.ENOENT, "is not there any more: is its file system mounted?", str(run_dir)) from None
     # A file system that was mounted anew may be another device.
-    if lock_fd is not None and found.st_ino != os.fstat(lock_fd).st_ino:
+    if lock_fd is not None and found.st_ino != _inode(lock_fd, found.st_ino):
         raise FileNotFoundError(errno.ENOENT, "is another directory now: has a link or a mount changed?", str(run_dir))
+
+
+def _inode(fd: int, unknown: int) -> int:
+    """Of an open file; `unknown` where its file system says nothing of it any more, as one does whose server is gone."""
+    try:
+        return os.fstat(fd).st_ino
+    except OSError:
+        return unknown
 
 
 def _owner(pid: int, machine: str, token: str) -> Owner:

@@ -22,6 +22,7 @@ import checkpoint
 from checkpoint.agreement import Ranks as Peers
 from resilient import worker
 from resilient.state import arguments, documents, optimizers, randomness
+from resilient.state.accumulation import Accumulation
 from resilient.state.announcement import Announcement
 from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
@@ -107,6 +108,8 @@ class Attached:
         self._saved_step: int | None = None
         self._taken_step: int | None = None  # of which a snapshot was taken or left out, with all other ranks
         self._again = 0  # how often that step was taken again since
+        self._postponed: frozenset[str] = frozenset()  # tiers that wait for a step that is whole
+        self._accumulation: Accumulation | None = None
         self._snapshots: checkpoint.Snapshots | None = None
         if self.context.session is None:
             return
@@ -117,6 +120,7 @@ class Attached:
         self._documents = Documents(
             modules=self._models, all_optimizers=all_optimizers, schedulers=schedulers, extra=extra, position=self._position
         )
+        self._accumulation = Accumulation(self._models, all_optimizers)
         group = group or _group(self.context.world_size)
         self._peers = Peers(group)
         self._snapshots = checkpoint.Snapshots(self.context.session, group=group)
@@ -166,8 +170,13 @@ class Attached:
             randomness.restore(self._random)
 
     def should_stop(self) -> str | None:
-        """Before each step, the first one too: the reason to leave the loop now, else None; the state is saved then."""
+        """Before each step, the first one too: the reason to leave the loop now, else None; the state is saved then.
+
+        While gradients add up there is none: the loop is left once an optimizer has stepped.
+        """
         self.begin()
+        if not self._is_whole():
+            return None
         reason = worker.should_stop()
         if reason is not None:
             self.close()
@@ -186,14 +195,18 @@ class Attached:
         if self._snapshots is None:
             return
         self._start()
+        if self._accumulation is not None:
+            self._accumulation.end_step()
         tiers = self._snapshots.due(self.step)
-        if tiers:
+        if tiers or (self._postponed and self._is_whole()):
             self._take(self._snapshots, tiers)
         if self._announcement.stepping is not None:
             self._announcement.stepping.begin()
 
     def save(self) -> bool:
         """Take a snapshot of the present step for the durable tier, due or not; whether there was a buffer for it.
+
+        While gradients add up it is taken later, of the step in which an optimizer steps.
 
         All ranks call it at the same step, for it waits until all of them have: where only one does, it never returns.
         """
@@ -223,6 +236,10 @@ class Attached:
         durable = self._snapshots.session.durable
         return frozenset([durable[0]] if durable is not None else [])
 
+    def _is_whole(self) -> bool:
+        """Whether no gradients are kept for a later step, as far as this rank sees."""
+        return self._accumulation is None or self._accumulation.whole
+
     def _start(self) -> None:
         """Announce what is saved, once: after the first step, when the optimizers have their states."""
         if self._started:
@@ -236,14 +253,23 @@ class Attached:
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
         self._takes += 1
-        self._again = 0 if self._taken_step != self.step else self._again + again
-        self._taken_step = self.step
+        if again or self._is_whole():
+            self._again = 0 if self._taken_step != self.step else self._again + again
+            self._taken_step = self.step
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
-                # A rank that has given up comes too, for the others wait for it there.
-                surely = wait_s > 0.0 or not tiers.isdisjoint(self._durable())
-                self._announcement.make_room(self.step, surely=surely, given_up=bool(self._given_up))
+                if tiers:  # all ranks agree on when they are due, and see by themselves for which of them a step was not whole
+                    # A rank that has given up comes too, for the others wait for it there.
+                    surely = wait_s > 0.0 or not tiers.isdisjoint(self._durable())
+                    self._announcement.make_room(self.step, surely=surely, given_up=bool(self._given_up))
+                tiers |= self._postponed
+                if not self._is_whole():
+                    if not again:
+                        self._postponed = tiers
+                        return False
+                    log.warning("the last snapshot, of step %d, is without the gradients that add up to a step", self.step)
+                self._postponed = frozenset()
                 if self._given_up or not self._announcement.announce_changes(self._takes):
                     snapshots.leave_out(self.step, tiers, again=self._again, why=self._given_up)
                     return False

@@ -2,6 +2,7 @@
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 
 def reason_against(tensor: torch.Tensor) -> str | None:
@@ -11,6 +12,8 @@ def reason_against(tensor: torch.Tensor) -> str | None:
         return (
             f"a {kind} tensor, and only dense ones are saved: register its indices and values, or make it anew (persistent=False)"
         )
+    if is_lazy(tensor):
+        return "not initialized, and has no shape: call the model once before resilient.attach"
     if tensor.is_meta:
         return "on the meta device, and has no values: give it some (to_empty, or load its weights) before resilient.attach"
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -111,6 +111,8 @@ def _walk(module: Module, path: str) -> Iterator[Slot]:
     for key, buffer in module._buffers.items():
         if buffer is not None and key not in module._non_persistent_buffers_set:
             yield Slot(path + key, module._buffers, key, True)
-    for name, child in module.named_children():
+    for name, child in module._modules.items():  # named_children leaves out the second name of a module that is there twice
+        if child is None:
+            continue
         wraps = name in _WRAPPERS or (name == "module" and isinstance(module, DistributedDataParallel))
         yield from _walk(child, path if wraps else f"{path}{name}.")

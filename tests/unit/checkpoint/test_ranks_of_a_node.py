@@ -16,7 +16,7 @@ from lone_daemon import PATIENCE_S, LoneDaemon
 
 from checkpoint import LocalShard, Snapshots
 from checkpoint.protocol import Held, Retain
-from checkpoint.tiers.lease import NodeAgreement
+from checkpoint.tiers.lease import NodeAgreement, attempt_of
 
 ROWS = 8
 WAITS = {"wait_s": PATIENCE_S}
@@ -132,7 +132,7 @@ def test_ranks_that_have_used_one_lease_for_different_steps_agree_about_the_next
         ranks.fill()
         assert not ranks.one(0, "take", 3, {})
         ranks.release()
-        NodeAgreement(ranks.daemon.word, 1).leave_out(99)  # in place of the third attempt
+        NodeAgreement(ranks.daemon.word, 1).leave_out(attempt_of(99, 0))  # in place of step 3
         assert ranks.one(1, "take", 3, {})
         copied = {rank: ranks.one(rank, "take", 4, {}) for rank in (first, 1 - first)}
         if ranks.left_out(copied):

@@ -105,6 +105,7 @@ def test_what_cannot_be_run_is_said(words: list[str]):
         (["--standalone", "train.py"], "leave it out"),
         (["--rdzv-endpoint=node0:29400", "train.py"], "leave it out"),
         (["--prcos", "4", "train.py"], "did you mean --procs?"),
+        (["run_dir=runs/a", "--procs=2", "train.py"], "write --procs right behind `resilient run`"),
         (["--learning-rate", "4", "train.py"], "is none of `resilient run`: --procs, --nodes, "),
     ],
 )

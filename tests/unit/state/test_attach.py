@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import resilient
 from resilient import worker
 from resilient.state.arrays import shares
+from resilient.state.modules import ModelTensors
 from resilient.state.optimizers import other_states, set_other_states
 
 
@@ -91,6 +92,13 @@ def test_a_snapshot_is_global_arrays_with_layers_stacked_and_no_pickle(attempts:
     assert {"model/0.weight", "optimizer/exp_avg/0.weight", "optimizer.numbers/step", "extra/average/0.weight"} <= arrays
     state = json.loads(text)["attributes"]
     assert "attached" in json.dumps(state)
+
+
+def test_a_module_that_a_model_has_twice_is_saved_once_and_in_arrays():
+    layer = torch.nn.Linear(64, 64)
+    tensors = ModelTensors(torch.nn.Sequential(layer, torch.nn.Tanh(), layer))
+    assert [slot.name for slot in tensors.slots] == ["model/0.weight", "model/0.bias"]
+    assert tensors.rest() == {}, "what is in here is text in each snapshot, and no DTensor is"
 
 
 @pytest.fixture
