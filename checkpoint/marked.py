@@ -12,7 +12,7 @@ def must_be_there(root: Path, mark: str, text: str) -> None:
         text: that it holds; one that a crash of its file system has left empty says nothing.
     """
     try:
-        found = (root / mark).read_text(errors="replace").strip()
+        found = (root / mark).read_text(errors="replace").strip("\0 \n")
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(errno.ENOENT, f"{mark} is not there any more: is the file system mounted?", str(root)) from None
     if found not in ("", text):

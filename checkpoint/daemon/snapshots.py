@@ -323,7 +323,8 @@ class Snapshots:
 
     def _copied(self, session: Session, news: StateCopied) -> None:
         if not self._is_leased(news.lease):
-            self._skip(session, news.step, "it was copied for a snapshot daemon before this one", news.wants)
+            if session.counts(news.step, news.again):
+                self._skip(session, news.step, "it was copied for a snapshot daemon before this one", news.wants)
             return
         session.done.add(news.rank)
         if session.counts(news.step, news.again) and news.step not in session.skipped:
@@ -357,12 +358,13 @@ class Snapshots:
             self._skip(session, other, "ranks took other steps")
         if step is not None and mine.keys() == session.ranks:
             self._sealing.start(self._seal(session, index, step, mine))
-        else:
-            self.buffers.give_back(index)
-            if step is not None:
-                wants = {name for news in mine.values() for name in news.wants}
-                self._skip(session, step, "a rank left it out", sorted(wants))
-        self.offer()
+            self.offer()
+            return
+        self.buffers.give_back(index)
+        if step is not None:
+            wants = {name for news in mine.values() for name in news.wants}
+            self._skip(session, step, "a rank left it out", sorted(wants))
+        self.released()  # it may have broken, and is made anew before it is leased again
 
     def _remake(self, index: int, why: str, number: int | None) -> None:
         """A buffer is not there any more, or has no room for one more page: it is made anew where that is needed."""

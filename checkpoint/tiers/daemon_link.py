@@ -38,6 +38,11 @@ class DaemonLink:
         while self._undelivered and self._sent(self._undelivered[0], REPORT_S if wait else 0.0):
             self._undelivered.pop(0)
 
+    @property
+    def has_all(self) -> bool:
+        """Whether the daemon has taken all that was reported of leases."""
+        return not self._undelivered
+
     def close(self) -> None:
         self._socket.close()
 

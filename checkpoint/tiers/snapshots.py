@@ -224,8 +224,9 @@ class Snapshots:
             copied: whether this rank has it.
         """
         self.finish()
+        self._daemon.redeliver(wait=True)
         first = self.session.first_rank
-        reported = self._ranks.all((copied, first, self._used))
+        reported = self._ranks.all((copied and self._daemon.has_all, first, self._used))
         if all_have_it(reported):
             return False
         latest = max(used for _, _, used in reported[first : first + self.session.ranks])
@@ -419,7 +420,7 @@ class Snapshots:
         while True:
             lease = self._word.read()
             found = self._is_unused(lease) and lease.buffer is not None and self._fits(lease.buffer)
-            if found and attempt is not None and self._agreement.used_for(lease.number) not in (None, attempt):
+            if attempt is not None and self._is_unused(lease) and self._agreement.used_for(lease.number) not in (None, attempt):
                 self._pass(lease.number)  # others use it for another one, and the daemon waits for this rank
                 found = False
             if attempt is not None and self._agreement.is_left_out(attempt):

@@ -108,8 +108,6 @@ class Attached:
         self._saved_step: int | None = None
         self._taken_step: int | None = None  # of which a snapshot was taken or left out, with all other ranks
         self._again = 0  # how often that step was taken again since
-        self._postponed: frozenset[str] = frozenset()  # tiers that wait for a step that is whole
-        self._accumulation: Accumulation | None = None
         self._snapshots: checkpoint.Snapshots | None = None
         if self.context.session is None:
             return
@@ -170,13 +168,8 @@ class Attached:
             randomness.restore(self._random)
 
     def should_stop(self) -> str | None:
-        """Before each step, the first one too: the reason to leave the loop now, else None; the state is saved then.
-
-        While gradients add up there is none: the loop is left once an optimizer has stepped.
-        """
+        """Before each step, the first one too: the reason to leave the loop now, else None; the state is saved then."""
         self.begin()
-        if not self._is_whole():
-            return None
         reason = worker.should_stop()
         if reason is not None:
             self.close()
@@ -195,18 +188,15 @@ class Attached:
         if self._snapshots is None:
             return
         self._start()
-        if self._accumulation is not None:
-            self._accumulation.end_step()
+        self._accumulation.end_step(self.step)
         tiers = self._snapshots.due(self.step)
-        if tiers or (self._postponed and self._is_whole()):
+        if tiers:
             self._take(self._snapshots, tiers)
         if self._announcement.stepping is not None:
             self._announcement.stepping.begin()
 
     def save(self) -> bool:
         """Take a snapshot of the present step for the durable tier, due or not; whether there was a buffer for it.
-
-        While gradients add up it is taken later, of the step in which an optimizer steps.
 
         All ranks call it at the same step, for it waits until all of them have: where only one does, it never returns.
         """
@@ -236,10 +226,6 @@ class Attached:
         durable = self._snapshots.session.durable
         return frozenset([durable[0]] if durable is not None else [])
 
-    def _is_whole(self) -> bool:
-        """Whether no gradients are kept for a later step, as far as this rank sees."""
-        return self._accumulation is None or self._accumulation.whole
-
     def _start(self) -> None:
         """Announce what is saved, once: after the first step, when the optimizers have their states."""
         if self._started:
@@ -253,23 +239,16 @@ class Attached:
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
         self._takes += 1
-        if again or self._is_whole():
-            self._again = 0 if self._taken_step != self.step else self._again + again
-            self._taken_step = self.step
+        self._again = 0 if self._taken_step != self.step else self._again + again
+        self._taken_step = self.step
+        if self._saved_step == self.step:
+            self._saved_step = None  # until this one is copied as well, for what is left out of it is reported
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
-                if tiers:  # all ranks agree on when they are due, and see by themselves for which of them a step was not whole
-                    # A rank that has given up comes too, for the others wait for it there.
-                    surely = wait_s > 0.0 or not tiers.isdisjoint(self._durable())
-                    self._announcement.make_room(self.step, surely=surely, given_up=bool(self._given_up))
-                tiers |= self._postponed
-                if not self._is_whole():
-                    if not again:
-                        self._postponed = tiers
-                        return False
-                    log.warning("the last snapshot, of step %d, is without the gradients that add up to a step", self.step)
-                self._postponed = frozenset()
+                # A rank that has given up comes too, for the others wait for it there.
+                surely = wait_s > 0.0 or not tiers.isdisjoint(self._durable())
+                self._announcement.make_room(self.step, surely=surely, given_up=bool(self._given_up))
                 if self._given_up or not self._announcement.announce_changes(self._takes):
                     snapshots.leave_out(self.step, tiers, again=self._again, why=self._given_up)
                     return False

@@ -289,6 +289,7 @@ def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_dif
         assert array.tobytes() == weights(run)[name].tobytes(), name
 
 
+@pytest.mark.soak
 @pytest.mark.alone
 def test_a_rank_that_is_made_slow_is_reported_until_it_is_not_slow_any_more(counting: Counting):
     run = counting(steps=100_000, every_steps=1000, resilience={"straggler_steps": 15}, **ALLOWED).start()

@@ -181,8 +181,7 @@ def undisturbed(run: Campaign, steps: int, *, since_t: float, until_t: float) ->
 @pytest.mark.parametrize(
     ("for_s", "kind"),
     [
-        (BRIEF_S, "frozen"),
-        *(soaked(BRIEF_S, kind) for kind in FAULTS if kind != "frozen"),
+        *(soaked(BRIEF_S, kind) for kind in FAULTS),
         *(soaked(60.0, kind) for kind in FAULTS),
         soaked(180.0, "frozen"),
     ],

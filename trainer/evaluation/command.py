@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -135,18 +135,21 @@ def _is_over(path: Path) -> bool:
         return False
     try:
         config = _config(path, checkpoint.step_path(root, found[-1]))
-    except (checkpoint.CheckpointError, KeyError, ValidationError, ConfigError):
+    except (checkpoint.CheckpointError, KeyError, ValidationError):
         return False  # deleted meanwhile, or damaged: whoever evaluates it says so
     return found[-1] >= config.train.steps
 
 
 def _config(path: Path, newest: Path) -> Config:
-    """The campaign's: that of its run directory, which is of its newest job; a tier by itself has that of its checkpoints alone.
+    """The campaign's: that of its run directory, which is of its newest job, or else, as for a tier by itself, of the checkpoint.
 
-    Raises CheckpointError, KeyError, ValidationError, ConfigError.
+    Raises CheckpointError, KeyError, ValidationError.
     """
     written = path / "config.yaml"
-    return load_config(written) if written.is_file() else Config.model_validate(checkpoint.read_state(newest)["config"])
+    if written.is_file():
+        with suppress(ConfigError):
+            return load_config(written)
+    return Config.model_validate(checkpoint.read_state(newest)["config"])
 
 
 def _evaluated(path: Path, options: Options) -> Evaluation:

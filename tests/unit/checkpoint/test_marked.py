@@ -7,7 +7,9 @@ import pytest
 from checkpoint.marked import must_be_there
 
 
-@pytest.mark.parametrize("text", ["0123456789ab\n", "0123456789ab", ""])  # the last as a crash of its file system leaves it
+@pytest.mark.parametrize(
+    "text", ["0123456789ab\n", "0123456789ab", "", "\0\0"]
+)  # the last two as a crash of its file system leaves it
 def test_a_directory_with_its_mark_is_there(text: str, tmp_path: Path):
     (tmp_path / ".identity").write_text(text)
     must_be_there(tmp_path, ".identity", "0123456789ab")

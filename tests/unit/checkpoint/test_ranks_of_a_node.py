@@ -1,5 +1,6 @@
 """Ranks of one node that take snapshots into the same buffers: a real daemon, a real group, and every order in which they come."""
 
+import errno
 import os
 import random
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ import zarr
 from checkpoint_processes import Child
 from lone_daemon import PATIENCE_S, LoneDaemon
 
-from checkpoint import LocalShard, Snapshots
+from checkpoint import LocalShard, Snapshots, points
 from checkpoint.protocol import Held, Retain
 from checkpoint.tiers.lease import NodeAgreement, attempt_of
 
@@ -41,10 +42,21 @@ def rank_main(pipe: Connection, store: str, path: str, rank: int, count: int) ->
         match order:
             case "left_out", copied:
                 pipe.send(snapshots.left_out(copied))
+            case "break", *_:
+                points.arm("snapshot_acquired", no_room)
+                pipe.send(None)
+            case "announced others", *_:
+                snapshots._layout_changed = True  # as `start` leaves it until a buffer is seen that fits
+                pipe.send(None)
             case "leave_out", step:
                 pipe.send(snapshots.leave_out(step, RAM))
             case "take", step, options:
                 pipe.send(snapshots.take(step, rows(step), {"step": step}, RAM, **options).copied)
+
+
+def no_room() -> None:
+    points.disarm()
+    raise OSError(errno.ENOSPC, "no room for a page")
 
 
 class Ranks:
@@ -141,6 +153,21 @@ def test_ranks_that_have_used_one_lease_for_different_steps_agree_about_the_next
         for step in range(5, 8):
             assert ranks.one(first, "take", step, WAITS) and ranks.one(1 - first, "take", step, WAITS)
             ranks.held(step)
+
+
+def test_a_lease_whose_buffer_broke_before_all_had_seen_that_it_fits_is_given_back(base: Path) -> None:
+    with node(base, 2) as ranks:
+        assert all(ranks.all("take", 1, WAITS))
+        ranks.held(1)
+        ranks.daemon.wait_for_lease()
+        ranks.one(1, "announced others")
+        ranks.one(0, "break")
+        assert not ranks.one(0, "take", 2, {})
+        ranks.daemon.sync(1)
+        assert not ranks.one(1, "take", 2, {}), "what was the buffer's layout is not known any more"
+        taken = [step for step in range(3, 7) if all(ranks.all("take", step, {"wait_s": 2.0}))]
+        assert taken, "no step is taken any more"
+        ranks.held(taken[0])
 
 
 def test_in_whatever_order_ranks_come_what_all_have_copied_is_held_whole(base: Path, rounds: int) -> None:

@@ -1,84 +1,63 @@
-"""A loop whose steps are micro batches: gradients add up and are in no snapshot, which waits until an optimizer has stepped."""
+"""A loop whose steps are micro batches: gradients that add up are in no snapshot, and its author is told so."""
 
 import logging
 
 import pytest
 import torch
-from attempts import AT, TOTAL, Attempts, Script
 
-from resilient import worker
-from resilient.state import accumulation
 from resilient.state.accumulation import Accumulation
 from resilient.state.modules import ModelTensors
 
-MICRO_BATCHES = 4
-WHOLE = AT + 1  # the first step after AT in which the optimizer steps
-assert AT % MICRO_BATCHES and WHOLE % MICRO_BATCHES == 0
+
+class Loop:
+    """A model, and what was seen of its optimizer."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.seen = Accumulation([ModelTensors(self.model)], [self.optimizer])
+
+    def backward(self) -> None:
+        self.model(torch.ones(1, 1)).sum().backward()
 
 
-class Accumulating(Script):
-    """Its optimizer steps once for several steps of its loop."""
-
-    def train(self, total: int) -> int:
-        """Returns how many steps are done."""
-        snapshots = self.attach()
-        for step in snapshots.steps(total):
-            loss = self.model(torch.randn(8, 6, generator=self.noise)).square().mean() / MICRO_BATCHES
-            loss.backward()
-            if (step + 1) % MICRO_BATCHES == 0:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-            self.losses.append(loss.item())
-        return int(snapshots.step)
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING)
+    return caplog
 
 
-def expected_losses() -> list[float]:
-    script = Accumulating()
-    script.train(TOTAL)
-    return script.losses
+def test_gradients_that_add_up_over_steps_are_warned_of_once(warnings: pytest.LogCaptureFixture):
+    loop = Loop()
+    for step in range(1, 9):
+        loop.backward()
+        if step % 2 == 0:
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+        loop.seen.end_step(step)
+    (record,) = warnings.records
+    assert "step 1 has left gradients" in record.getMessage() and "make the whole round one step" in record.getMessage()
 
 
-def test_a_snapshot_that_is_due_while_gradients_add_up_is_taken_when_the_optimizer_has_stepped(attempts: Attempts):
-    expected = expected_losses()
-    attempts.begin()
-    first = Accumulating()
-    first.train(WHOLE + 1)
-    attempts.held(WHOLE)
-    attempts.begin(WHOLE)
-    second = Accumulating()
-    second.train(TOTAL)
-    assert first.losses[:WHOLE] + second.losses == expected
+@pytest.mark.parametrize("cleared", ["before", "after", "never"])
+def test_a_step_with_an_optimizer_s_step_is_whole(warnings: pytest.LogCaptureFixture, cleared: str):
+    loop = Loop()
+    for step in range(1, 5):
+        if cleared == "before":
+            loop.optimizer.zero_grad()
+        loop.backward()
+        loop.optimizer.step()
+        if cleared == "after":
+            loop.optimizer.zero_grad()
+        loop.seen.end_step(step)
+    assert not warnings.records
 
 
-def test_a_stop_waits_until_gradients_have_added_up(attempts: Attempts, monkeypatch: pytest.MonkeyPatch):
-    expected = expected_losses()
-    attempts.begin()
-    first = Accumulating()
-    with monkeypatch.context() as asked:
-        asked.setattr(worker, "should_stop", lambda: "asked" if len(first.losses) >= MICRO_BATCHES + 1 else None)
-        assert first.train(TOTAL) == 2 * MICRO_BATCHES, "the step in which the optimizer steps next"
-    attempts.held(2 * MICRO_BATCHES)
-    attempts.begin(2 * MICRO_BATCHES)
-    second = Accumulating()
-    second.train(TOTAL)
-    assert first.losses + second.losses == expected
-
-
-def test_an_optimizer_that_is_not_seen_to_step_is_not_waited_for_for_ever(caplog: pytest.LogCaptureFixture):
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    seen = Accumulation([ModelTensors(model)], [optimizer])
-    seen.end_step()
-    assert seen.whole, "there are no gradients"
-    model(torch.ones(1)).backward()
-    for _ in range(accumulation.MOST_STEPS):
-        seen.end_step()
-        assert not seen.whole
-    with caplog.at_level(logging.WARNING):
-        seen.end_step()
-        seen.end_step()
-    assert seen.whole and len(caplog.records) == 1
-    optimizer.step()
-    seen.end_step()
-    seen.end_step()
-    assert not seen.whole, "it is seen now"
+def test_steps_without_gradients_and_optimizers_that_take_no_hook_are_no_reason(warnings: pytest.LogCaptureFixture):
+    loop = Loop()
+    loop.seen.end_step(1)
+    del loop.optimizer._optimizer_step_post_hooks
+    unseen = Accumulation([ModelTensors(loop.model)], [loop.optimizer])
+    loop.backward()
+    unseen.end_step(1)
+    assert not warnings.records

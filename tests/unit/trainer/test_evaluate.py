@@ -196,6 +196,12 @@ def test_following_ends_at_the_campaign_s_last_step_although_its_checkpoint_is_d
     assert [record["step"] for record in Records(copy).read()] == [2]
 
 
+def test_following_ends_where_this_version_refuses_the_config_of_the_run_directory(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    (copy / "config.yaml").write_text("of_another_version: true\n")
+    monkeypatch.setattr(time, "sleep", lambda s: pytest.fail("it waits for a checkpoint that never comes"))
+    assert [found["step"] for found in evaluated(copy, "--follow")] == [2, 4]
+
+
 def test_a_line_that_was_cut_off_counts_as_none_and_spoils_no_other(copy: Path):
     evaluated(copy, "--every", 4)
     file = copy / FILE
