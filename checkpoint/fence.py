@@ -43,15 +43,19 @@ def newest_generation(root: Path) -> int | None:
     return int(text)
 
 
-def raise_fence(root: Path, generation: int, *, timeout_s: float | None = None) -> int:
+def raise_fence(root: Path, generation: int, *, timeout_s: float | None = None, make: bool = True) -> int:
     """Refuse every generation below `generation` from now on, durably; return the newest generation known.
 
     The fence never sinks: an older number changes nothing. Waits for commits that are under way, forever or `timeout_s`
     seconds. Raises TimeoutError when that passes, ValueError for a negative generation, OSError.
+
+    Args:
+        make: the root where it is not there.
     """
     if generation < 0:
         raise ValueError(f"a generation is a number from 0 on, not {generation}")
-    root.mkdir(parents=True, exist_ok=True)
+    if make:
+        root.mkdir(parents=True, exist_ok=True)
     with _locked(root, fcntl.LOCK_EX, timeout_s):
         newest = newest_generation(root)
         if newest is not None and newest >= generation:

@@ -118,7 +118,7 @@ def _write_shard(
     for name, text in documents.items():
         path = temporary / name
         if not path.exists() or path.read_bytes() != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_parents(path, temporary)
             path.write_bytes(text)
     _write_chunks(source, node_shard, shards, temporary, copy, list(shards), lambda name: None)
     (temporary / shard_manifest.NAME).write_bytes(shard_manifest.encode(node_shard))
@@ -140,12 +140,12 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
     """Write a node's share of a checkpoint that all nodes write together, on the durable tier; `finish` commits it.
 
     Args:
-        root: of committed checkpoints.
+        root: of committed checkpoints, which must be there: one that is unmounted or moved away meanwhile is not made anew.
         attempt: the generation on whose behalf it is written.
 
     Raises OSError, StaleGeneration, DamagedCheckpoint where the source is not what it was, Cancelled.
     """
-    raise_fence(root, attempt)
+    raise_fence(root, attempt, make=False)
     with guard(root, attempt):
         pass
     temporary = _take_over(root, node_shard.step, attempt)
@@ -219,7 +219,7 @@ def _gather(node_shard: ShardManifest, documents: Mapping[str, bytes], temporary
     """What the manifest says of each file, from all nodes' shares. Raises CheckpointError where a share or a file is not there."""
     shares = [_share(temporary, node, node_shard) for node in range(node_shard.nodes)]
     for name, text in documents.items():
-        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+        _make_parents(temporary / name, temporary)
         (temporary / name).write_bytes(text)
     shards = shards_of(_root(documents, temporary), temporary)
     try:
@@ -233,11 +233,14 @@ def _gather(node_shard: ShardManifest, documents: Mapping[str, bytes], temporary
     return files
 
 
+def _make_parents(path: Path, base: Path) -> None:
+    """Make the directories of a file inside of `base`, which must be there. Raises OSError."""
+    for parent in reversed(path.relative_to(base).parents[:-1]):
+        (base / parent).mkdir(exist_ok=True)
+
+
 def _take_over(root: Path, step: int, attempt: int) -> Path:
     """The directory of this attempt: that of an earlier attempt at the same step where there is one."""
-    if not root.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
-        fsync_directory(root.parent)
     temporary = temporary_path(root, step, attempt)
     if not temporary.exists():
         for other in stale(root, attempt):
@@ -284,7 +287,7 @@ def _write_chunks(
     done: Callable[[str], None],
 ) -> None:
     """Write the node shard's chunks of these shard files; the files are there at full size and with their index afterwards."""
-    files = [_File(target / name, shards[name], node_shard.chunks.get(name, {}), copy, partial(done, name)) for name in names]
+    files = [_File(target, name, shards[name], node_shard.chunks.get(name, {}), copy, partial(done, name)) for name in names]
     half = len(files) // 2
 
     def runs() -> Iterator[tuple[_File, ChunkRun | None]]:
@@ -312,8 +315,11 @@ def _write_chunks(
 class _File:
     """A shard file that is being written: when all its runs are, its source must not have changed, and it is made durable."""
 
-    def __init__(self, path: Path, shard: Shard, sums: Mapping[int, int], copy: Copy, done: Callable[[], None]) -> None:
-        self.path, self.shard, self.sums = path, shard, sums
+    def __init__(
+        self, target: Path, name: str, shard: Shard, sums: Mapping[int, int], copy: Copy, done: Callable[[], None]
+    ) -> None:
+        self.path, self.shard, self.sums = target / name, shard, sums
+        self._target = target
         self.runs: list[ChunkRun | None] = [None] if shard.array.sharded else []  # the head
         self.runs += _runs(shard, sorted(sums))
         self.fd = -1
@@ -323,7 +329,7 @@ class _File:
 
     def open(self) -> None:
         """Make it, at full size. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _make_parents(self.path, self._target)
         self.fd = direct.open_to_write(self.path, create=True)
         if os.fstat(self.fd).st_size != self.shard.size_bytes:
             os.ftruncate(self.fd, self.shard.size_bytes)

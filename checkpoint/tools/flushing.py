@@ -90,6 +90,8 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
     CheckpointError.
     """
     target = step_path(root, held.step)
+    with naming(target):
+        root.mkdir(parents=True, exist_ok=True)
     attempt = max(newest_generation(root) or 0, held.generation)
     first: tuple[ShardManifest, dict[str, bytes]] | None = None
     for copies in held.copies:

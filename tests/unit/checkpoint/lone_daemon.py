@@ -52,7 +52,7 @@ class LoneDaemon:
         self.ram, self.nvme, self.durable = base / "ram", base / "nvme", base / "durable"
         self.places = [self.ram]  # of buffers
         self.directory = base / "k"
-        base.mkdir(parents=True, exist_ok=True)
+        self.durable.mkdir(parents=True, exist_ok=True)  # as the driver does
         self.log = base / "log"
         reached, theirs_reached = os.pipe()
         theirs_go, go = os.pipe()

@@ -20,7 +20,7 @@ from mounts import freezable_disk, needs_root, small_disk
 from checkpoint import LocalShard, Snapshots, points, shard_manifest, steps, verify
 from checkpoint.daemon import shards
 from checkpoint.daemon.buffer_files import BufferFiles, BufferSource
-from checkpoint.errors import DamagedCheckpoint
+from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.fence import raise_fence
 from checkpoint.protocol import Committed, Flushed, Held, JobFailed, SnapshotKey, StartJob, TierTrouble
 from checkpoint.source import DirectorySource
@@ -118,6 +118,7 @@ def test_a_commit_that_a_file_system_ends_at_any_point_is_made_when_it_is_tried_
         raise OSError(errno.EIO, "Input/output error")
 
     for root in (tmp_path / "same", tmp_path / "next"):
+        root.mkdir()
         copying.flush(held.source, held.manifest, held.documents, root, 1, held.copy)
         points.arm(point, fails)
         with pytest.raises(OSError, match="Input/output"):
@@ -142,6 +143,36 @@ def test_what_has_the_name_of_a_copy_on_a_nodes_tier_gives_way_to_it(snapshot: C
         assert shard_manifest.read(target) == held.manifest
         shutil.rmtree(target)
     assert (outside / "kept").exists()
+
+
+@pytest.mark.parametrize("point", ["", "flush_begun", "half_of_copy_written", "finish_begun"])
+def test_a_durable_tier_that_is_gone_at_any_moment_of_a_flush_is_not_made_anew_in_its_place(
+    snapshot: Callable[..., Snapshot], tmp_path: Path, point: str
+) -> None:
+    held, root, aside = snapshot(rows=64), tmp_path / "durable", tmp_path / "aside"
+    root.mkdir()
+
+    def goes() -> None:
+        points.disarm()
+        root.rename(aside)
+
+    def flush() -> None:
+        copying.flush(held.source, held.manifest, held.documents, root, 1, held.copy)
+        copying.finish(held.manifest, held.documents, root, 1)
+
+    if point:
+        points.arm(point, goes)
+    else:
+        goes()
+    try:
+        with pytest.raises((OSError, CheckpointError)):
+            flush()
+        assert not root.exists(), "it would hide what belongs there, or be hidden by it"
+    finally:
+        points.disarm()
+    aside.rename(root)
+    flush()
+    verify(root / "step-00000001")
 
 
 @needs_root
