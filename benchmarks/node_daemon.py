@@ -43,6 +43,7 @@ class NodeDaemon:
         if self.bench.rank == 0:
             shutil.rmtree(self.place, ignore_errors=True)
             self.place.mkdir(parents=True)
+            self.root.mkdir(exist_ok=True)  # as a driver has; a daemon makes no durable tier
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "checkpoint.daemon"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
@@ -70,7 +71,12 @@ class NodeDaemon:
         assert self.snapshots.ready()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:  # the daemon may answer nothing any more, and the other ranks are ended
+            if self.bench.rank == 0:
+                self.process.kill()
+                shutil.rmtree(self.place, ignore_errors=True)
+            return
         dist.barrier()
         if self.bench.rank == 0:
             self.send(protocol.Clear(generation=1, tiers=("ram",)))

@@ -44,6 +44,25 @@ def freezable_disk(path: Path, size_mib: int) -> Iterator[Path]:
         image.unlink()
 
 
+@contextmanager
+def device_on(disk: Path) -> Iterator[Path]:
+    """A block device with its blocks on a `freezable_disk`.
+
+    While that is frozen, the kernel keeps a process that has written to the device and is killed: it closes its sockets, and
+    writes what it has left before it is gone. So do the drivers of GPUs with processes whose memory they have to free.
+    """
+    blocks = disk / "blocks"
+    with blocks.open("wb") as file:
+        file.truncate(1 << 20)
+    found = subprocess.run(["losetup", "--find", "--show", blocks], check=True, capture_output=True, text=True)
+    device = Path(found.stdout.strip())
+    try:
+        yield device
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", disk], check=False, capture_output=True)
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
 def make_read_only(path: Path) -> None:
     """For all that is opened from now on: by a bind mount over it, which `umount` takes away again.
 

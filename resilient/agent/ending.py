@@ -21,14 +21,14 @@ class Killable(Protocol):
     """What `resilient.agent.workers.Workers` has of it."""
 
     def kill(self) -> None: ...
-    def sentinels(self) -> list[int]: ...
+    def remaining(self) -> list[int]: ...
     def left_behind(self) -> list[int]: ...
 
 
 def end_workers(workers: Killable, loop: Loop, limit_s: float = KILL_S) -> bool:
     """Kill workers and run turns of the loop until they are gone; False if one is not within the limit, and is left behind."""
     workers.kill()
-    loop.wait_for_all(workers.sentinels, limit_s)
+    loop.wait_for_all(workers.remaining, limit_s)
     return not workers.left_behind()
 
 

@@ -23,6 +23,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 7
 WINDOW_S = 0.2  # over which the processor time is measured
 ANSWER_S = 1.5  # in which stacks are expected: a rank answers when it next gets a core, but not while it sits in the kernel
 STOPS_S = 1.0  # in which a process that ran for its stacks has stopped again: it takes the signal when it next gets a core
+EXITING = 0x4  # PF_EXITING among the flags of a process, see the kernel's sched.h
 _libc = ctypes.CDLL(None)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -44,6 +45,19 @@ def answer_with_stacks(path: Path) -> None:
 def state_of(pid: int) -> str:
     """State of a process as /proc tells it; "" if there is none."""
     return _stat(pid)[0]
+
+
+def failure_of(pid: int) -> int | None:
+    """With what exit status a process fails that the kernel is about to end, as `multiprocessing` has it; None for any other.
+
+    A process that was killed is gone for its peers once its sockets are closed, and ends only when all else that it holds is given
+    back: a GPU's memory, which takes seconds, or a file on a file system that stands still. See do_exit in the kernel's exit.c.
+    """
+    fields = _fields(pid)
+    if len(fields) < 50 or not int(fields[6]) & EXITING:
+        return None
+    status = int(fields[49])  # 0, too, for those who may not see it
+    return os.waitstatus_to_exitcode(status) if status else None
 
 
 def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
@@ -146,11 +160,16 @@ def _signal(pid: int, number: int) -> None:
 
 def _stat(pid: int) -> tuple[str, float]:
     """State, and seconds of processor time."""
+    fields = _fields(pid)
+    return (fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S) if fields else ("", 0.0)
+
+
+def _fields(pid: int) -> list[str]:
+    """What /proc/PID/stat says after the name, from the state on; nothing if there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "", 0.0
-    return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return []
 
 
 def _size(path: Path) -> int:

@@ -15,6 +15,8 @@ from resilient.protocol.messages import (
     AgentMessage,
     Arm,
     DriverMessage,
+    EndsFound,
+    FindEnds,
     Inspect,
     Inspected,
     Propose,
@@ -89,11 +91,14 @@ class Watch:
                 inspecting = self._loop.in_thread(self._workers.inspect, "inspection")
                 found = inspecting.result() if self._loop.wait_until(inspecting.done, INSPECT_S) else {}
                 self._send(Inspected(generation=self._generation, ranks=found))
+            case FindEnds():
+                self._report_ends(early=True)
+                self._send(EndsFound(generation=self._generation))
         return True
 
-    def _report_ends(self) -> None:
-        """What a worker has printed last is evidence: it is read to its end before."""
-        self._loop.wait_until(self._workers.note_ends, OUTPUT_S, poll_s=OUTPUT_POLL_S)
+    def _report_ends(self, *, early: bool = False) -> None:
+        """What a worker has printed last is evidence: it is read to its end before. Args: early: see `Workers.note_ends`."""
+        self._loop.wait_until(lambda: self._workers.note_ends(early=early), OUTPUT_S, poll_s=OUTPUT_POLL_S)
         for end in self._workers.reap():
             stopped = self._workers.activities()[end.rank].stopped
             self._send(WorkerEnded(generation=self._generation, end=end, stopped=stopped))

@@ -47,6 +47,7 @@ class Rank:
     records: list[Record] = field(default_factory=list)
     raised: Raised | None = None
     end: WorkerEnd | None = None
+    failure: int | None = None  # its exit status, known before the kernel has ended it
 
     def collect(self, *, last: bool = False) -> None:
         """Move the region's records over here; an exception is kept apart.
@@ -127,17 +128,30 @@ class Workers:
         return self._underway
 
     def sentinels(self) -> list[int]:
-        """File descriptors that become readable when a worker that still runs ends."""
+        """File descriptors that become readable when a worker ends that still runs."""
         return [rank.process.sentinel for rank in self._ranks if rank.end is None]
 
-    def note_ends(self) -> bool:
-        """Note the workers that have ended, and kill what they have started; whether all that they have printed was read."""
+    def remaining(self) -> list[int]:
+        """File descriptors that become readable when a worker is gone of which that was not told."""
+        return [rank.process.sentinel for rank in self._ranks if rank.end is None or rank.failure is not None]
+
+    def note_ends(self, *, early: bool = False) -> bool:
+        """Note the workers that have ended, and kill what they have started; whether all that they have printed was read.
+
+        Args:
+            early: with those that have failed, and that the kernel has not ended yet.
+        """
         ready = set(wait(self.sentinels(), timeout=0))
         for rank in self._ranks:
-            if rank.end is None and rank.process.sentinel in ready and rank not in self._ending:
-                _kill_tree(rank.process.pid, leader=False)
-                self._output.end(rank.output)
-                self._ending.append(rank)
+            if rank.end is not None or rank in self._ending:
+                continue
+            if rank.process.sentinel not in ready:
+                rank.failure = inspection.failure_of(rank.process.pid or 0) if early else None
+                if rank.failure is None:
+                    continue
+            _kill_tree(rank.process.pid, leader=False)
+            self._output.end(rank.output)
+            self._ending.append(rank)
         return all(rank.output.over for rank in self._ending)
 
     def reap(self) -> list[WorkerEnd]:
@@ -147,20 +161,23 @@ class Workers:
         return [self._finish(rank, now) for rank in ending]
 
     def _finish(self, rank: Rank, now: float) -> WorkerEnd:
-        rank.process.join()
+        exitcode = rank.failure
+        if exitcode is None:
+            rank.process.join()
+            exitcode = rank.process.exitcode if rank.process.exitcode is not None else -signal.SIGKILL
         rank.collect()
         activity = rank.region.activity()
         rank.end = WorkerEnd(
             rank=rank.rank,
             node=self._node,
             pid=rank.process.pid or 0,
-            exitcode=rank.process.exitcode if rank.process.exitcode is not None else -signal.SIGKILL,
+            exitcode=exitcode,
             noticed_t=now,
             step=activity.step,
             phase=activity.phase,
             raised=rank.raised,
-            log=rank.output.tail() + self._of_gpus() if rank.process.exitcode != 0 else "",
-            oom=self._oom.ended(rank.process.pid or 0) if rank.process.exitcode == -signal.SIGKILL else None,
+            log=rank.output.tail() + self._of_gpus() if exitcode != 0 else "",
+            oom=self._oom.ended(rank.process.pid or 0) if exitcode == -signal.SIGKILL else None,
         )
         return rank.end
 
@@ -260,14 +277,14 @@ class Workers:
             rank.region.arm(target)
 
     def kill(self) -> None:
-        """Send SIGKILL to all workers and what they have started; returns at once. They go when all `sentinels` are readable."""
+        """Send SIGKILL to all workers and what they have started; returns at once. They go when all `remaining` are readable."""
         for rank in self._ranks:
             if rank.end is None:
                 _kill_tree(rank.process.pid)
 
     def left_behind(self) -> list[int]:
         """The ranks whose processes have not ended although they were killed: the kernel holds them (state D)."""
-        left = [rank for rank in self._ranks if rank.end is None and rank.process.exitcode is None]
+        left = [rank for rank in self._ranks if rank.process.exitcode is None]
         for rank in left:
             log.error("rank %d (process %s) does not die; leaving it behind", rank.rank, rank.process.pid)
         return [rank.rank for rank in left]
@@ -275,7 +292,7 @@ class Workers:
     @property
     def stuck(self) -> tuple[int, ...]:
         """The process ids of those that were left behind: they keep their GPUs' memory."""
-        return tuple(rank.process.pid or 0 for rank in self._ranks if rank.end is None and rank.process.exitcode is None)
+        return tuple(rank.process.pid or 0 for rank in self._ranks if rank.process.exitcode is None)
 
     def close(self, *, keep_records: bool = False) -> None:
         """Give the heartbeat regions back. The workers have ended, or were left behind.

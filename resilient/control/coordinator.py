@@ -29,6 +29,7 @@ from resilient.outbox import Outbox, WriteEvent
 from resilient.policy import ILL, UNFIT, Action
 from resilient.protocol.messages import (
     AgentMessage,
+    EndsFound,
     Health,
     Hello,
     Inspected,
@@ -266,6 +267,8 @@ class Coordinator:
                 self._workers.on_worker_ended(message, when, out)
             case Inspected() if running:
                 self._workers.on_inspected(node, message, when, out)
+            case EndsFound() if running:
+                self._core.ends.answered(node)
 
     def _on_ready(self, node: int, message: Ready, when: Moment, out: Outbox) -> None:
         self.membership.is_ready(node, message.store_port)

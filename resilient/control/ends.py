@@ -1,13 +1,15 @@
 """How the workers of the present generation have ended so far, and what that comes to."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from resilient.faults import Fault, WorkerEnd, from_ends, is_victim
 
 SETTLE_S = 0.5  # how long a failure that blames a peer waits for that peer's own failure
+ANSWER_S = 5.0  # for an agent to say which of its workers have failed
 FAILING_S = 30.0  # and for the loss of a node whose agent has told an error, which ends its workers before it goes
 
-Outcome = Literal["blame", "all_ended", "wait"]
+Outcome = Literal["blame", "ask", "all_ended", "wait"]
 
 
 class WorkerEnds:
@@ -17,6 +19,8 @@ class WorkerEnds:
         self._ends: list[WorkerEnd] = []
         self._world_size = 0
         self._settle_until_s: float | None = None
+        self._answers_by_s = 0.0
+        self._unanswered: set[int] = set()  # nodes that were asked
         self._lost_by_s = 0.0
         self.stopped = False
 
@@ -24,6 +28,15 @@ class WorkerEnds:
         """A generation begins."""
         self._ends, self._world_size, self._settle_until_s, self.stopped = [], world_size, None, False
         self._lost_by_s = 0.0
+        self._unanswered.clear()
+
+    def ask(self, nodes: Iterable[int], now_s: float) -> None:
+        """These nodes are asked which of their workers have failed: nobody is blamed before they have answered, or `ANSWER_S`."""
+        self._unanswered, self._answers_by_s = set(nodes), now_s + ANSWER_S
+
+    def answered(self, node: int) -> None:
+        """All that has failed there was told."""
+        self._unanswered.discard(node)
 
     def expect_loss(self, now_s: float) -> None:
         """A node is about to be lost: its workers' peers are blamed only if it is not."""
@@ -35,7 +48,7 @@ class WorkerEnds:
         return self._settle_until_s is not None
 
     def on_end(self, end: WorkerEnd, stopped: bool, now_s: float) -> Outcome:
-        """A worker has ended: whether somebody is to blame now, or it was the last one.
+        """A worker has ended: whether somebody is to blame now, or nodes are to be asked for a peer's end, or it was the last one.
 
         Args:
             stopped: it had been asked to and did.
@@ -48,11 +61,13 @@ class WorkerEnds:
                 return "blame"
             if self._settle_until_s is None:
                 self._settle_until_s = now_s + SETTLE_S
+                return "ask"
         return "all_ended" if len(self._ends) == self._world_size and not self.settling else "wait"
 
     def settled(self, now_s: float) -> bool:
         """Whether the peer that was blamed has had its time."""
-        return self._settle_until_s is not None and now_s >= max(self._settle_until_s, self._lost_by_s)
+        answers_by_s = self._answers_by_s if self._unanswered else 0.0
+        return self._settle_until_s is not None and now_s >= max(self._settle_until_s, self._lost_by_s, answers_by_s)
 
     def over(self) -> None:
         """The generation is over, or its fault is found."""

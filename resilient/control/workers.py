@@ -8,7 +8,7 @@ from resilient.control.response import Response
 from resilient.control.stragglers import Episode
 from resilient.exits import Exit
 from resilient.outbox import AcknowledgeRecords, Outbox, WriteMetrics
-from resilient.protocol.messages import Inspected, Record, Report, WorkerEnded
+from resilient.protocol.messages import FindEnds, Inspected, Record, Report, WorkerEnded
 
 
 class Workers:
@@ -119,6 +119,11 @@ class Workers:
         match self._core.ends.on_end(message.end, message.stopped, when.attended_s):
             case "blame":
                 self._response.blame(when, out)
+            case "ask":
+                nodes = tuple(self._core.membership.members)
+                self._core.ends.ask(nodes, when.attended_s)
+                for node in nodes:
+                    out.send(node, FindEnds(generation=self._generation))
             case "all_ended":
                 self._core.generations.workers_ended(self._core.ends.last_step)
                 if self._core.ends.stopped and self._core.shutdown.drain is None and self._core.generations.hold is not None:

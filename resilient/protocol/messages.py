@@ -239,6 +239,12 @@ class Inspected(Message, frozen=True):
     ranks: Mapping[int, Inspection]
 
 
+class EndsFound(Message, frozen=True):
+    """Answers `FindEnds`: every worker of the node that had failed by then has been told of, by `WorkerEnded`."""
+
+    generation: int
+
+
 class Alive(Message, frozen=True):
     """Answers `Ping` where there is nothing else to say."""
 
@@ -270,6 +276,7 @@ AgentMessage = (
     | SignalReceived
     | LinksChanged
     | Inspected
+    | EndsFound
     | Alive
 )
 
@@ -342,6 +349,12 @@ class Inspect(Message, frozen=True):
     generation: int
 
 
+class FindEnds(Message, frozen=True):
+    """A worker has failed because of a peer: tell of those that have failed, or are about to be gone, answer `EndsFound`."""
+
+    generation: int
+
+
 class RecordsWritten(Message, frozen=True):
     """So many more of the records that the agent has sent are durable; their room in the regions may be used again."""
 
@@ -381,7 +394,9 @@ class Shutdown(Message, frozen=True):
     clear: tuple[str, ...] = ()
 
 
-DriverMessage = Start | Stop | Propose | Arm | Inspect | RecordsWritten | Ping | Prepare | DaemonRequests | ReplaceDaemon | Shutdown
+DriverMessage = (
+    Start | Stop | Propose | Arm | Inspect | FindEnds | RecordsWritten | Ping | Prepare | DaemonRequests | ReplaceDaemon | Shutdown
+)
 
 # -- what workers may go on from ------------------------------------------------------------------------------------------
 

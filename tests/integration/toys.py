@@ -178,6 +178,22 @@ def eat(config: worker.Config) -> None:
     count(config)
 
 
+def linger(config: worker.Config) -> None:
+    """Count, but rank 1 kills itself behind step 9 of the first generation, and has written to the device of `args` before."""
+    if int(os.environ["RANK"]) == 1 and os.environ[worker.GENERATION_VARIABLE] == "1":
+        device = os.open(config.args["device"], os.O_RDWR)  # before all sockets: it is closed after them
+        beat = worker.beat
+
+        def beat_and_end(step: int) -> None:
+            beat(step)
+            if step == 9:
+                os.write(device, bytes(4096))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        worker.beat = beat_and_end
+    count(config)
+
+
 def no_such_module(config: worker.Config) -> None:
     """Fails before the first step."""
     import a_module_that_is_not_there  # noqa: F401

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from mounts import device_on, freezable_disk, needs_root
 
 from resilient.agent import effort, inspection, recorder
 from resilient.heartbeat_region import Activity
@@ -205,3 +206,36 @@ def test_an_inspection_of_nobody(tmp_path: Path):
 def test_own_time_is_that_of_the_gpu_where_the_script_tells_it(device_s: float, thread_s: float | None, own_s: float | None):
     activity = Activity(1, 1, 1, "step", False, 0, 1.0, 1.0, data_s=0.5, device_s=device_s)
     assert effort.own_s(activity, thread_s) == own_s
+
+
+ENDS_LATE = """
+import os, sys
+device = os.open(sys.argv[1], os.O_RDWR)
+os.write(device, bytes(4096))
+print("ready", flush=True)
+input()
+os._exit(int(sys.argv[2]))
+"""
+
+
+@needs_root
+@pytest.mark.parametrize(("status", "failure"), [(3, 3), (0, None), (-signal.SIGKILL, -signal.SIGKILL)])
+def test_how_a_process_fails_is_known_before_the_kernel_has_ended_it(tmp_path: Path, status: int, failure: int | None):
+    with freezable_disk(tmp_path / "disk", 16) as disk, device_on(disk) as device:
+        subprocess.run(["fsfreeze", "--freeze", disk], check=True)
+        words = [sys.executable, "-c", ENDS_LATE, str(device), str(status)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdin is not None
+            assert process.stdout.readline() == b"ready\n"
+            assert inspection.failure_of(process.pid) is None
+            if status < 0:
+                process.send_signal(-status)
+            else:
+                process.stdin.write(b"go\n")
+                process.stdin.flush()
+            becomes(process.pid, "D")
+            assert inspection.failure_of(process.pid) == failure
+            assert process.poll() is None
+            subprocess.run(["fsfreeze", "--unfreeze", disk], check=True)
+            assert process.wait() == status
+        assert inspection.failure_of(process.pid) is None

@@ -40,7 +40,7 @@ class Undying:
     def kill(self) -> None:
         self.killed += 1
 
-    def sentinels(self) -> list[int]:
+    def remaining(self) -> list[int]:
         return [self._never]
 
     def left_behind(self) -> list[int]:

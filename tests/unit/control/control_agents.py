@@ -27,6 +27,8 @@ from resilient.protocol.messages import (
     AgentMessage,
     Arm,
     DriverMessage,
+    EndsFound,
+    FindEnds,
     Inspect,
     Inspected,
     Inspection,
@@ -130,6 +132,8 @@ class Agent:
             case Inspect() if self.rank is not None:
                 found = Inspection(state="S", cpu=0.0, stacks="")
                 self.outbox.append(Inspected(generation=self.generation, ranks={self.rank: found}))
+            case FindEnds() as asked if asked.generation == self.generation:
+                self.outbox.append(EndsFound(generation=self.generation))
             case Shutdown():
                 self.rank = None
             case Sync() | StartJob() | Replicate() | Retain() | Discard() as request:

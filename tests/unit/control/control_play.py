@@ -29,6 +29,8 @@ from resilient.policy import Budget
 from resilient.protocol.messages import (
     AgentMessage,
     Alive,
+    EndsFound,
+    FindEnds,
     Heartbeat,
     Hello,
     Inspected,
@@ -100,6 +102,7 @@ class Play:
         self.now = 1000.0
         self.effects: list[Effect] = []
         self.silent_daemons: set[int] = set()  # nodes on which daemons settle nothing
+        self.slow_agents: set[int] = set()  # nodes that do not say at once that all ends were told
         self.fence: Callable[[RaiseFence], str | None] | None = lambda _: None  # its error; None: nobody answers
 
     # -- what happens --------------------------------------------------------------------------------------------------
@@ -113,6 +116,8 @@ class Play:
             match effect:
                 case RequestDaemon(node, Sync()) if node not in self.silent_daemons:
                     effects += self.news(node, Synced(generation=self.generation))
+                case Send(node, FindEnds()) if node not in self.slow_agents:
+                    effects += self.ends_found(node)
                 case RaiseFence(generation) if self.fence is not None:
                     effects += self.do("fence_raised", generation, self.fence(effect))
                 case Quarantine(_, generation) if self.fence is not None:
@@ -185,6 +190,10 @@ class Play:
         node = rank // self.job.procs_per_node
         end = WorkerEnd(rank, node, 77, exitcode, self.now, step, "step", raised, log)
         return self.deliver(node, WorkerEnded(generation=generation or self.generation, end=end, stopped=stopped))
+
+    def ends_found(self, node: int) -> list[Effect]:
+        """All that has ended on a node was told."""
+        return self.deliver(node, EndsFound(generation=self.generation))
 
     def inspected(self, node: int, found: Inspection) -> list[Effect]:
         return self.deliver(node, Inspected(generation=self.generation, ranks={node: found}))

@@ -6,13 +6,13 @@ from control_play import VICTIM, Play, beat
 from resilient import entries
 from resilient.config.timeouts import FENCE_RAISE_S
 from resilient.control.coordinator import State
-from resilient.control.ends import FAILING_S, SETTLE_S
+from resilient.control.ends import ANSWER_S, FAILING_S, SETTLE_S
 from resilient.control.membership import LAUNCH_ATTEMPTS, STUCK_S
 from resilient.exits import Exit
 from resilient.faults import Raised
 from resilient.ledger import event_entry
 from resilient.outbox import AcknowledgeRecords, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
-from resilient.protocol.messages import Propose, Record, Shutdown, SignalReceived, Start, Stop
+from resilient.protocol.messages import FindEnds, Propose, Record, Shutdown, SignalReceived, Start, Stop
 
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 
@@ -94,6 +94,33 @@ def test_a_victim_alone_is_blamed_after_a_moment(play):
     play.exit(0, 1, VICTIM)
     assert not play.sent(Stop, play.do("tick"))
     assert play.sent(Stop, play.wait(SETTLE_S + 0.01))
+    assert play.events("fault")[0]["ranks"] == [0]
+
+
+def test_nobody_is_blamed_before_all_nodes_have_said_which_of_their_workers_have_failed(play):
+    play.slow_agents = {0, 1}
+    asked = play.exit(0, 1, VICTIM)
+    assert [send.node for send in play.sent(FindEnds, asked)] == [0, 1]
+    assert not play.sent(FindEnds, play.ends_found(0))
+    assert not play.sent(Stop, play.wait(SETTLE_S + 1.0))
+    assert play.sent(Stop, play.exit(1, -9))
+    assert play.events("fault")[0]["ranks"] == [1]
+
+
+def test_once_all_nodes_have_told_of_no_other_end_the_victim_is_blamed_after_its_moment(play):
+    play.slow_agents = {1}
+    play.exit(0, 1, VICTIM)
+    assert not play.sent(Stop, play.wait(SETTLE_S + 1.0))
+    play.ends_found(1)
+    assert play.sent(Stop, play.do("tick"))
+    assert play.events("fault")[0]["ranks"] == [0]
+
+
+def test_a_node_that_does_not_say_which_of_its_workers_have_failed_is_not_waited_for_for_ever(play):
+    play.slow_agents = {1}
+    play.exit(0, 1, VICTIM)
+    assert not play.sent(Stop, play.wait(ANSWER_S - 0.1))
+    assert play.sent(Stop, play.wait(0.3))
     assert play.events("fault")[0]["ranks"] == [0]
 
 
