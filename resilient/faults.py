@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from resilient import symptoms
@@ -120,6 +121,14 @@ class WorkerEnd:
     def failed(self) -> bool:
         return self.exitcode != 0
 
+    @cached_property
+    def victim(self) -> bool:
+        """Whether it ended because another rank, or the link to it, has gone: it said so, or NCCL's watchdog did and ended it."""
+        if self.raised is not None or not _aborted(self):
+            return blames_a_peer(self.raised)
+        found = symptoms.read(self.log)  # takes a millisecond, and of thousands of ranks all may be victims
+        return found is not None and found.symptom.blames_a_peer
+
     @property
     def exception(self) -> Raised | None:
         """The exception that says why it ended; `sys.exit(3)` says no more than the exit code."""
@@ -185,14 +194,6 @@ def blames_a_peer(raised: Raised | None) -> bool:
     return found.symptom.blames_a_peer if found is not None else _PEER_GONE.search(f"{raised.type}:\n{raised.causes}") is not None
 
 
-def is_victim(end: WorkerEnd) -> bool:
-    """Whether a worker ended because another rank, or the link to it, has gone: it said so, or NCCL's watchdog did and ended it."""
-    if end.raised is not None or not _aborted(end):
-        return blames_a_peer(end.raised)
-    found = symptoms.read(end.log)
-    return found is not None and found.symptom.blames_a_peer
-
-
 def _aborted(end: WorkerEnd) -> bool:
     return end.exitcode == -signal.SIGABRT
 
@@ -218,10 +219,10 @@ def culprit(ends: Sequence[WorkerEnd], *, stopped: bool = False) -> WorkerEnd:
 
     def order(end: WorkerEnd) -> tuple[bool, float, int]:
         when = end.raised.t if end.raised is not None else end.noticed_t
-        return is_victim(end), when, end.rank
+        return end.victim, when, end.rank
 
     first = min((end for end in ends if end.failed), key=order)
-    if stopped or not is_victim(first):
+    if stopped or not first.victim:
         return first
     left = [end for end in ends if not end.failed and end.noticed_t <= first.noticed_t + TOGETHER_S]
     return min(left, key=lambda end: (end.step, end.noticed_t, end.rank), default=first)

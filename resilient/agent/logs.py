@@ -62,7 +62,7 @@ class RankOutput:
         self._tail = bytearray()
         self._read_t = 0.0
         self._ended_t: float | None = None
-        self._over = threading.Event()
+        self._drained, self._over = threading.Event(), threading.Event()
         pipe.unlink(missing_ok=True)
         os.mkfifo(pipe, 0o600)
         self._fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -81,6 +81,16 @@ class RankOutput:
     def over(self) -> bool:
         """Whether its pipe was read to its end, or given up."""
         return self._over.is_set()
+
+    @property
+    def drained(self) -> bool:
+        """Whether all that it had printed when it ended was read."""
+        return self._drained.is_set()
+
+    @property
+    def to_drain(self) -> bool:
+        """Whether it has ended since `drain` was called last."""
+        return self._ended_t is not None and not self.drained
 
     def tail(self) -> str:
         """The end of what the rank has printed so far."""
@@ -116,10 +126,19 @@ class RankOutput:
 
     def left(self) -> list[bytes]:
         """What lies in the pipe, however much that is, and a line that has no end yet; nothing is waited for."""
-        found: list[bytes] = []
+        return self.drain()[0] + self.rest()
+
+    def drain(self) -> tuple[list[bytes], bool]:
+        """The lines that lie in the pipe, and whether this was the end; nothing is waited for."""
+        found, over = list[bytes](), False
         for _ in range(PIPE_BYTES // READ_BYTES + 1):  # and no more of what somebody else goes on printing
-            found += self.read()[0]
-        return found + self.rest()
+            lines, over = self.read()
+            found += lines
+            if over:
+                break
+        if self._ended_t is not None:
+            self._drained.set()
+        return found, over
 
     def due_s(self, now: float) -> float | None:
         """When to come back although nothing was printed, in seconds; None: no need to."""
@@ -366,7 +385,10 @@ class NodeOutput:
                     os.read(self._woken, 1 << 10)
             now = time.monotonic()
             for output in list(reading):
-                lines, over = output.read() if output in ready else ([], False)
+                if output.to_drain:
+                    lines, over = output.drain()
+                else:
+                    lines, over = output.read() if output in ready else ([], False)
                 given_up = not over and output.is_given_up(now)
                 if given_up:  # this thread may have got no core since the rank has ended
                     lines += output.left()

@@ -72,9 +72,9 @@ class Watch:
                 continue  # woken by what is none of the workers' business
             reports.report()
             self._stand_by()
-            if ended:
+            if ended or self._workers.silent:
+                self._report_ends(early=self._workers.silent)
                 ended = False
-                self._report_ends()
 
     def _obey(self, message: DriverMessage) -> bool:
         """Whether the workers are to go on."""

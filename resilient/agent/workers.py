@@ -93,6 +93,7 @@ class Workers:
         self._output = output
         self._watched_t = 0.0
         self._underway = False
+        self.silent = False  # whether one that runs had shown no activity for a while when heartbeats were read last
         self._oom = OomWatch()
         self._kernel_log = KernelLog(for_processes=False)
         self._xids: list[str] = []  # since this generation began, as the kernel log has them
@@ -141,18 +142,20 @@ class Workers:
         Args:
             early: with those that have failed, and that the kernel has not ended yet.
         """
+        running = [rank for rank in self._ranks if rank.end is None and rank not in self._ending]
+        # Asked before the sentinels are: what has gone in between is seen by those.
+        failures = {rank.rank: inspection.failure_of(rank.process.pid or 0) for rank in running} if early else {}
         ready = set(wait(self.sentinels(), timeout=0))
-        for rank in self._ranks:
-            if rank.end is not None or rank in self._ending:
-                continue
+        for rank in running:
             if rank.process.sentinel not in ready:
-                rank.failure = inspection.failure_of(rank.process.pid or 0) if early else None
+                rank.failure = failures.get(rank.rank)
                 if rank.failure is None:
                     continue
             _kill_tree(rank.process.pid, leader=False)
             self._output.end(rank.output)
             self._ending.append(rank)
-        return all(rank.output.over for rank in self._ending)
+        # A process that the kernel is ending prints nothing more, and holds its pipe open.
+        return all(rank.output.over or (rank.failure is not None and rank.output.drained) for rank in self._ending)
 
     def reap(self) -> list[WorkerEnd]:
         """The workers whose ends were noted since the last call, their regions read to the end."""
@@ -197,7 +200,7 @@ class Workers:
         activities = {rank: rank.region.activity() for rank in self._ranks if rank.end is None}
         active = {rank: max(activity.beat_t, activity.phase_t) for rank, activity in activities.items()}
         silent = {rank: max(0.0, now - max(t, self._watched_t)) if t else 0.0 for rank, t in active.items()}
-        worth_it = not all(active.values()) or any(seconds > SILENT_S for seconds in silent.values())
+        self.silent = not all(active.values()) or any(seconds > SILENT_S for seconds in silent.values())
         return {
             rank.rank: Heartbeat(
                 step=activity.step,
@@ -205,7 +208,7 @@ class Workers:
                 beat_t=activity.beat_t,
                 activity_t=active[rank],
                 silent_s=silent[rank],
-                state=inspection.state_of(rank.process.pid or 0) if worth_it else "",
+                state=inspection.state_of(rank.process.pid or 0) if self.silent else "",
                 phased=activity.phase_t > 0,
                 own_s=effort.own_s(activity, rank.own.seconds()),
                 observed=activity.observed,

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from resilient.faults import Fault, WorkerEnd, from_ends, is_victim
+from resilient.faults import Fault, WorkerEnd, from_ends
 
 SETTLE_S = 0.5  # how long a failure that blames a peer waits for that peer's own failure
-ANSWER_S = 5.0  # for an agent to say which of its workers have failed
+ANSWER_S = 6.0  # for an agent to say which of its workers have failed
 FAILING_S = 30.0  # and for the loss of a node whose agent has told an error, which ends its workers before it goes
 
 Outcome = Literal["blame", "ask", "all_ended", "wait"]
@@ -57,7 +57,7 @@ class WorkerEnds:
         self._ends.append(end)
         self.stopped |= stopped
         if end.failed:
-            if not is_victim(end):
+            if not end.victim:
                 return "blame"
             if self._settle_until_s is None:
                 self._settle_until_s = now_s + SETTLE_S

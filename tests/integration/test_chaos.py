@@ -93,7 +93,7 @@ def test_a_campaign_that_runs_is_broken_only_if_it_has_opted_in(chaos: Chaos, co
         assert chaos.verdict()["ok"]
         chaos.out = chaos.directory / "again"  # the same fault has the same id, and is judged by itself
         assert chaos.run({"campaign": {}, "faults": [{"fault": "worker_kill"}]}, "--run", str(run.run_dir)) == 0, chaos.said()
-        assert (chaos.verdict()["faults"], len(run.events("fault"))) == (1, 2)
+        assert (chaos.verdict()["faults"], len(run.events("fault"))) == (1, 2), run.events("fault")
     else:
         assert code == 78
         assert f"{run.run_dir / 'config.yaml'}: chaos.allow = false: only" in chaos.said()

@@ -179,8 +179,9 @@ def eat(config: worker.Config) -> None:
 
 
 def linger(config: worker.Config) -> None:
-    """Count, but rank 1 kills itself behind step 9 of the first generation, and has written to the device of `args` before."""
-    if int(os.environ["RANK"]) == 1 and os.environ[worker.GENERATION_VARIABLE] == "1":
+    """Count, but the last rank kills itself behind step 9 of the first generation, and has written to the device of `args`."""
+    last = int(os.environ["WORLD_SIZE"]) - 1
+    if int(os.environ["RANK"]) == last and os.environ[worker.GENERATION_VARIABLE] == "1":
         device = os.open(config.args["device"], os.O_RDWR)  # before all sockets: it is closed after them
         beat = worker.beat
 

@@ -1,6 +1,8 @@
 """Which buffers a snapshot daemon leases, to whom and when, and what becomes of a step for which there was none."""
 
 import asyncio
+import contextlib
+import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,7 +16,7 @@ from checkpoint import Snapshots, points
 from checkpoint.daemon.buffers import Buffers
 from checkpoint.framing import encode
 from checkpoint.protocol import Flushed, Held, JobFailed, Retain, Skipped, SnapshotKey, TierTrouble
-from checkpoint.tiers import cadence
+from checkpoint.tiers import cadence, daemon_link
 from checkpoint.tiers.lease import Lease, LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.session import SOCKET
 from checkpoint.tiers.snapshots import all_have_it
@@ -51,6 +53,23 @@ def test_a_worker_uses_leases_of_its_own_generation_only(daemon: LoneDaemon) -> 
     assert LeaseWord(daemon.directory / "control").read().generation == 1
     assert not later.ready(patience_s=0.0)
     assert not later.take(1, local_shards(1), {}, frozenset(["ram"])).copied
+
+
+def test_a_step_of_which_the_daemon_has_taken_no_report_is_left_out_until_it_has(
+    daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = worker(daemon, 1)
+    monkeypatch.setattr(daemon_link, "REPORT_S", 0.1)
+    daemon.process.send_signal(signal.SIGSTOP)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others, contextlib.suppress(BlockingIOError):
+        while True:  # until no report has room any more
+            others.sendto(b"\n", socket.MSG_DONTWAIT, str(daemon.directory / SOCKET))
+    copied = snapshots.take(1, local_shards(1), {}, frozenset(["ram"])).copied
+    assert copied and snapshots.left_out(copied)
+    daemon.process.send_signal(signal.SIGCONT)
+    daemon.sync(1)
+    assert not snapshots.left_out(copied)
+    assert daemon.wait_for(Held).shard.key == SnapshotKey(1, 1)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

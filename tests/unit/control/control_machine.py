@@ -22,6 +22,7 @@ from resilient.outbox import Effect, Finish, Launch, Outbox, Quarantine, RaiseFe
 from resilient.policy import Budget
 from resilient.protocol.messages import (
     Alive,
+    EndsFound,
     Health,
     HealthFinding,
     Hello,
@@ -332,7 +333,7 @@ class JobMachine(RuleBasedStateMachine):
         node, message = data.draw(st.sampled_from(self.past))
         if message.generation >= self.core.generation or not self.agents[node].joined or self.finished:
             return
-        if not isinstance(message, WorkerEnded | Proposed | Inspected | Started | Report):
+        if not isinstance(message, WorkerEnded | Proposed | Inspected | EndsFound | Started | Report):
             return
         if isinstance(message, Report):
             message = Report(generation=message.generation, heartbeats=message.heartbeats, records=message.records)

@@ -1,18 +1,31 @@
 """What speaks of a generation that is over is ignored, except records and news of the snapshot daemon."""
 
 import pytest
-from control_play import Play, beat, shard
+from control_play import VICTIM, Play, beat, shard
 
 from checkpoint.framing import NotAMessage
 from checkpoint.protocol import Held, TierTrouble
+from resilient.control.ends import SETTLE_S
 from resilient.faults import WorkerEnd
 from resilient.outbox import AcknowledgeRecords, WriteEvent, WriteMetrics
-from resilient.protocol.messages import AgentMessage, Inspected, Inspection, Proposed, Record, Report, Started, WorkerEnded
+from resilient.protocol.messages import (
+    AgentMessage,
+    EndsFound,
+    Inspected,
+    Inspection,
+    Proposed,
+    Record,
+    Report,
+    Started,
+    Stop,
+    WorkerEnded,
+)
 
 OLD = [
     WorkerEnded(generation=5, end=WorkerEnd(1, 1, 77, -9, 9.0, 7, "step"), stopped=False),
     Proposed(generation=5, checked=40),
     Started(generation=5, pids={0: 7}),
+    EndsFound(generation=5),
     Inspected(generation=5, ranks={0: Inspection(state="T", cpu=0.0, stacks="")}),
     Report(generation=5, heartbeats={0: beat(400, 9.0), 1: beat(400, 9.0, silent_s=700.0, state="T")}),
     Report(generation=7, heartbeats={0: beat(400, 9.0)}),
@@ -34,6 +47,13 @@ def test_what_is_said_of_another_generation_has_no_effect(sixth: Play, message: 
     if draining:
         sixth.do("stop", "SIGTERM")
     assert not sixth.deliver(0, message) and not sixth.deliver(1, message)
+
+
+def test_an_answer_of_another_generation_is_none(sixth: Play):
+    sixth.slow_agents = {1}
+    sixth.exit(0, 1, VICTIM)
+    sixth.deliver(1, EndsFound(generation=5))
+    assert not sixth.sent(Stop, sixth.wait(SETTLE_S + 1.0))
 
 
 def test_records_are_written_under_their_own_generation_and_acknowledged(sixth: Play):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from resilient.faults import Raised, WorkerEnd, blames_a_peer, culprit, from_ends, is_victim
+from resilient.faults import Raised, WorkerEnd, blames_a_peer, culprit, from_ends
 
 PEER_GONE = [
     (
@@ -188,15 +188,15 @@ def test_the_line_of_the_log_that_explains_an_exception_is_evidence():
 
 def test_a_rank_that_nccls_watchdog_ended_is_a_victim_and_its_kind_a_timeout():
     aborted = replace(end(0, exitcode=-6, t=10.0), log=f"{WATCHDOG}\nterminate called\n")
-    assert is_victim(aborted)
+    assert aborted.victim
     assert from_ends("x", [aborted], resumed_step=0, now=10.0).kind == "collective_timeout"
     assert culprit([aborted, end(1, exitcode=-9, t=10.1)]).rank == 1
-    assert not is_victim(replace(aborted, log="assertion failed\n"))
+    assert not replace(aborted, log="assertion failed\n").victim
 
 
 def test_what_stands_in_the_log_of_a_killed_rank_about_peers_is_not_its_cause():
     killed = replace(end(0, exitcode=-9), log=f"{WATCHDOG}\n")
-    assert not is_victim(killed)
+    assert not killed.victim
     fault = from_ends("x", [killed], resumed_step=0, now=10.0)
     assert (fault.kind, fault.detail, fault.verdict) == ("exit", "SIGKILL", None)
 
