@@ -80,7 +80,6 @@ class NodeAgreement:
 
     Args:
         generation: of the ranks.
-
     """
 
     def __init__(self, page: LeaseWord, generation: int) -> None:

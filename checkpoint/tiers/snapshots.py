@@ -1,6 +1,6 @@
 """Snapshots: a worker copies its state into a buffer and computes on.
 
-Owns the worker's side: acquiring a lease, the copy, and what is reported of it over `checkpoint.tiers.daemon_link`. Training stands
+Owns the worker's side: the copy into a leased buffer, and what is reported of it over `checkpoint.tiers.daemon_link`. Training stands
 still for the copy alone, and a GPU copies while it computes. Nothing here waits for a disk, and nothing that goes wrong here stops
 training: a snapshot for which there is no buffer is left out.
 """
@@ -27,16 +27,16 @@ from checkpoint.tiers.affordable import MOST_STEPS, Affordable
 from checkpoint.tiers.arrivals import Arrivals
 from checkpoint.tiers.cadence import Clock
 from checkpoint.tiers.daemon_link import DaemonLink
-from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord, NodeAgreement, attempt_of, buffer_path, layout_of
+from checkpoint.tiers.lease import LINK, STATE, attempt_of
+from checkpoint.tiers.leases import Leases
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.mappings import Mappings
-from checkpoint.tiers.session import CONTROL, Session
-from checkpoint.worker_news import BufferBroken, LayoutAnnounced, LayoutWriteFailed, LeasePassed, StateCopied, StepSkipped
+from checkpoint.tiers.session import Session
+from checkpoint.worker_news import BufferBroken, LayoutAnnounced, LayoutWriteFailed, StateCopied, StepSkipped
 
 READY_S = 60.0
 AT_ONCE_BYTES = 256 << 20  # of a rank whose buffers are waited for also where a GPU copies: they are there in a moment
 RAM = Path("/dev/shm")
-_POLL_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,8 @@ class Snapshots:
         self._settled = settled
         self._ranks = Ranks(group)
         self._local = self._ranks.rank - self.session.first_rank
-        self._word = LeaseWord(self.session.directory / CONTROL)
-        self._agreement = NodeAgreement(self._word, self.session.generation)
         self._daemon = DaemonLink(self.session.socket)
+        self._leases = Leases(self.session, self._ranks.rank, self._daemon)
         self._clock: Clock | None = None
         self._affordable: dict[str, Affordable] = {}
         self._clock_of_copies = time.perf_counter
@@ -101,10 +100,7 @@ class Snapshots:
         self._device: Device | None = None
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
-        self._used = -1  # number of the last lease that was used or passed
         self._digest = ""  # of the arrays that were announced last
-        self._layout_changed = False  # they were others before, for which a buffer may be leased yet
-        self._stop_waiting = False  # what waits for a lease is to give up
 
     def start(self, local_shards: Sequence[LocalShard], device: Device | None = None) -> None:
         """Announce what will be copied, or what it is from now on; the daemon makes buffers for it meanwhile. Collective.
@@ -116,6 +112,7 @@ class Snapshots:
 
         Raises CheckpointError where the ranks' local shards do not fit together.
         """
+        first = self._mappings is None
         if self._mappings is None:
             self._clock = Clock(self.session.every, self.session.mtbf_s, time.monotonic())
             self._affordable = {name: Affordable(every.cost) for name, every in self.session.every.items() if every.cost}
@@ -126,9 +123,8 @@ class Snapshots:
                 self._arrivals = Arrivals(self._device)
         else:
             self.finish()
-            self._layout_changed = self._stop_waiting = True
-            self._mappings.close()
-            self._stop_waiting = False
+            with self._leases.stopped():
+                self._mappings.close()
         self._size_bytes = sum(each.data.nbytes for each in local_shards)
         layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         ordinals = layout.ordinals
@@ -140,6 +136,7 @@ class Snapshots:
         place = self._place(slots) if any(each.copies > 1 for each in local_shards) else None
         self._mappings = Mappings(self.session.directory / LINK, write_plans, self._device)
         self._digest = blueprint.arrays_digest(layout.arrays)
+        self._leases.announced(self._digest, anew=not first)
         self._announcement = partial(self._written, layout, slots, place)
         self._everywhere = all(self._ranks.all(self._announced()))
 
@@ -225,13 +222,13 @@ class Snapshots:
         """
         self.finish()
         self._daemon.redeliver(wait=True)
-        first = self.session.first_rank
-        reported = self._ranks.all((copied and self._daemon.has_all, first, self._used))
+        first, used = self.session.first_rank, self._leases.used
+        reported = self._ranks.all((copied and self._daemon.has_all, first, used))
         if all_have_it(reported):
             return False
         latest = max(used for _, _, used in reported[first : first + self.session.ranks])
-        if self._used < latest:  # the ranks of a node use the same buffer: this one does without that which another has used
-            self._pass(latest)
+        if used < latest:  # the ranks of a node use the same buffer: this one does without that which another has used
+            self._leases.pass_on(latest)
         return True
 
     def take(
@@ -268,8 +265,8 @@ class Snapshots:
         attempt = attempt_of(step, again)
         index = self._acquire(wait_s or self._patience_s(tiers), attempt) if self._announced() else None
         if index is None:
-            self._agreement.leave_out(attempt)
-            delivered = self._announcement_delivered and not self._layout_changed  # the daemon may not have got the message
+            self._leases.leave_out(attempt)
+            delivered = self._announcement_delivered and not self._leases.layout_changed  # the daemon may not have got the message
             if self._announcement is None and not delivered:
                 news = LayoutAnnounced(generation=generation, rank=rank, digest=self._digest)
                 self._announcement_delivered = self._daemon.report(news, may_be_lost=True)
@@ -289,7 +286,7 @@ class Snapshots:
         except OSError as error:  # somebody has deleted it, or there is no room for a page
             number, why = error.errno, f"{error}"
             self._daemon.report_lease(
-                BufferBroken(generation=generation, rank=rank, step=step, lease=self._used, reason=why, errno=number)
+                BufferBroken(generation=generation, rank=rank, step=step, lease=self._leases.used, reason=why, errno=number)
             )
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         stall_s = time.perf_counter() - began
@@ -297,7 +294,7 @@ class Snapshots:
             generation=generation,
             rank=rank,
             step=step,
-            lease=self._used,
+            lease=self._leases.used,
             stall_s=stall_s,
             wants=tuple(sorted(tiers)),
             changed=changed,
@@ -331,10 +328,8 @@ class Snapshots:
         wants, reason = tuple(sorted(tiers)), f"rank {rank} has left it out" + (f": {why:.300}" if why else "")
         skipped = StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=reason)
         self._daemon.report(skipped, may_be_lost=not again)  # before the others, who do not know why
-        self._agreement.leave_out(attempt_of(step, again))
-        lease = self._word.read()
-        if self._is_unused(lease) and self._agreement.used_for(lease.number) is not None:
-            self._pass(lease.number)
+        self._leases.leave_out(attempt_of(step, again))
+        self._leases.pass_what_others_use()
 
     def _copied(self, news: StateCopied) -> None:
         """The bytes are there: the buffer is the daemon's from now on."""
@@ -376,10 +371,7 @@ class Snapshots:
         """
         assert self._mappings is not None, "start comes first"
 
-        def leased() -> int | None:
-            lease = self._wait_for_lease(patience_s)
-            return None if lease is None else lease.buffer
-
+        leased = partial(self._leases.look, patience_s)
         if not self._everywhere:
             return False
         if self._device is None or self._size_bytes <= AT_ONCE_BYTES:
@@ -401,49 +393,7 @@ class Snapshots:
         with self.waiting():
             until = time.monotonic() + wait_s
             mapped = self._mappings is not None and self._mappings.done_within(wait_s)
-            lease = self._wait_for_lease(max(0.0, until - time.monotonic()), attempt) if mapped else None
-        if lease is None:
-            return None
-        self._used = lease.number
-        return lease.buffer
+            return self._leases.acquire(attempt, max(0.0, until - time.monotonic())) if mapped else None
 
     def _patience_s(self, tiers: frozenset[str]) -> float:
         return 0.0 if self._clock is None else self._clock.patience_s(tiers, time.monotonic())
-
-    def _wait_for_lease(self, wait_s: float, attempt: int | None = None) -> Lease | None:
-        """A lease for the workers of this generation that this one has not used yet.
-
-        Args:
-            attempt: that it is to be used for, unless the other ranks of this node leave that out; None: it is only looked at.
-        """
-        deadline = time.monotonic() + wait_s
-        while True:
-            lease = self._word.read()
-            found = self._is_unused(lease) and lease.buffer is not None and self._fits(lease.buffer)
-            if attempt is not None and self._is_unused(lease) and self._agreement.used_for(lease.number) not in (None, attempt):
-                self._pass(lease.number)  # others use it for another one, and the daemon waits for this rank
-                found = False
-            if attempt is not None and self._agreement.is_left_out(attempt):
-                return None
-            if found:
-                if attempt is not None:
-                    self._agreement.use(lease.number, attempt)
-                return lease
-            if self._stop_waiting or time.monotonic() >= deadline:
-                return None
-            time.sleep(_POLL_S)
-
-    def _is_unused(self, lease: Lease) -> bool:
-        """Whether there is a lease for the workers of this generation that this one has neither used nor passed."""
-        return lease.generation == self.session.generation and lease.buffer is not None and lease.number > self._used
-
-    def _pass(self, lease: int) -> None:
-        """This rank does without a lease that others have used."""
-        self._used = lease
-        self._daemon.report_lease(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=lease))
-
-    def _fits(self, index: int) -> bool:
-        """Whether a buffer that is leased is for what was announced last: the daemon may not have heard of that yet."""
-        if self._layout_changed:
-            self._layout_changed = not blueprint.is_of(layout_of(buffer_path(self.session.directory / LINK, index)), self._digest)
-        return not self._layout_changed

@@ -46,7 +46,7 @@ def rank_main(pipe: Connection, store: str, path: str, rank: int, count: int) ->
                 points.arm("snapshot_acquired", no_room)
                 pipe.send(None)
             case "announced others", *_:
-                snapshots._layout_changed = True  # as `start` leaves it until a buffer is seen that fits
+                snapshots._leases.layout_changed = True  # as `start` leaves it until a buffer is seen that fits
                 pipe.send(None)
             case "leave_out", step:
                 pipe.send(snapshots.leave_out(step, RAM))
