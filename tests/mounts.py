@@ -4,7 +4,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,15 @@ def freezable_disk(path: Path, size_mib: int) -> Iterator[Path]:
         image.unlink()
 
 
+def _is_open(device: Path) -> bool:
+    """Whether a process has a device open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if link.readlink() == device:
+                return True
+    return False
+
+
 @contextmanager
 def device_on(disk: Path) -> Iterator[Path]:
     """A block device with its blocks on a `freezable_disk`.
@@ -57,6 +66,8 @@ def device_on(disk: Path) -> Iterator[Path]:
     found = subprocess.run(["losetup", "--find", "--show", blocks], check=True, capture_output=True, text=True)
     device = Path(found.stdout.strip())
     try:
+        while _is_open(device):  # by a `mount` that was about to take it, too; whoever closes it last is kept
+            time.sleep(0.01)
         yield device
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", disk], check=False, capture_output=True)
