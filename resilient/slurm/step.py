@@ -12,6 +12,7 @@ the driver: it is a process group of the driver's session, and the kernel hangs 
 
 import asyncio
 import logging
+import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,15 @@ def ends_in(line: str) -> tuple[list[str], str] | None:
         return expand(found["hosts"].rstrip(",")), found["how"]
     except ValueError:
         return None
+
+
+def _working_directory() -> str | None:
+    """For srun, which does not start in a directory that was deleted; None: this process's."""
+    try:
+        os.getcwd()  # noqa: PTH109 - whether it is there
+    except FileNotFoundError:
+        return "/"
+    return None
 
 
 def _become_srun(descriptors_before: int) -> None:
@@ -96,6 +106,7 @@ class Step:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             env=dict(environ),
+            cwd=_working_directory(),
             process_group=0,
             preexec_fn=partial(_become_srun, descriptors.at_start()),
             limit=_LINE_BYTES,
