@@ -26,6 +26,7 @@ from resilient.slurm.roster import Seat
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # for srun to end its step
+HOLD_AGAIN_S = 5.0
 LAST_WORDS_S = 1.0  # for what srun has said before it ended
 _LINE_BYTES = 1 << 20  # of a line of srun
 
@@ -84,7 +85,7 @@ class Step:
         self._process = process
         self.seats = dict(seats)
         self._awaited = set(seats) if len(seats) > 1 else None  # hosts without a connection yet; None: it is never held
-        self._held = False
+        self._holder: asyncio.Task[None] | None = None  # while it is held
         self._ended = ended
         self._see = f"; see {log}"
         self._reader = asyncio.create_task(self._read())
@@ -129,8 +130,9 @@ class Step:
     def release(self) -> None:
         """Have srun go on, if it is held; it is not held again."""
         self._awaited = None
-        if self._held:
-            self._held = False
+        if self._holder is not None:
+            self._holder.cancel()
+            self._holder = None
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGCONT)
 
@@ -138,10 +140,19 @@ class Step:
         if self._awaited is None:
             return
         self._awaited.discard(host)
-        if not self._awaited and not self._held and not self.over:
-            self._held = True
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGSTOP)
+        if not self._awaited and self._holder is None and not self.over:
+            self._hold()
+            self._holder = asyncio.create_task(self._keep_held())
+
+    def _hold(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGSTOP)
+
+    async def _keep_held(self) -> None:
+        """Hold srun again and again: Slurm continues all processes of a job that was suspended."""
+        while not self.over:
+            await asyncio.sleep(HOLD_AGAIN_S)
+            self._hold()
 
     async def wait(self) -> None:
         """Until srun has ended."""

@@ -223,6 +223,25 @@ def test_the_srun_of_a_step_of_many_is_held_once_all_agents_have_connected_and_g
     assert steps.ended == []
 
 
+def test_an_srun_that_is_held_is_held_again_after_slurm_has_resumed_the_job(steps: Steps, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(step, "HOLD_AGAIN_S", 0.01)
+
+    async def play() -> None:
+        launcher = steps.launcher()
+        await asyncio.gather(*(launcher.launch(node, 1, prepare=False) for node in range(4)))
+        ((_, _, pid),) = await steps.called(1)
+        for node in range(4):
+            launcher.connected(node)
+        await until(lambda: state_of(pid) == "T")
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: state_of(pid) == "T")
+        await launcher.close(0.0)
+        assert not Path(f"/proc/{pid}").exists()
+
+    asyncio.run(play())
+    assert steps.ended == []
+
+
 HOLDS = """
 import asyncio, sys, time
 from resilient.slurm.roster import Seat
