@@ -52,7 +52,7 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
                 return
             for job in found:
                 if job["state"] not in ("CANCELLED", "COMPLETED") or wanted:
-                    words = (job["id"], job["state"], job["end"], job.get("preempt", "N/A"), "Dependency")
+                    words = (job["id"], job["state"], job["end"], job.get("preempt", "N/A"), job.get("reason", "Dependency"))
                     print("".join(f"{word:<{width}}" for word, width in zip(words, WIDTHS, strict=True)))
         case "scancel":
             for job in queue:

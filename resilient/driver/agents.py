@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -85,7 +86,8 @@ def _inside(config: Config) -> Callable[[list[str]], list[str]]:
         return list
     runtime = container.runtime_of(box, os.environ)
     gpus = gpu_count() > 0 and config.cluster.device != "cpu"
-    return lambda command: container.on_node(config, box, command, runtime=runtime, gpus=gpus)
+    directory = Path.cwd()  # it may be deleted while the job goes on
+    return lambda command: container.on_node(config, box, command, directory=directory, runtime=runtime, gpus=gpus)
 
 
 def agent_command(config: Config, layout: Layout, allocation: Allocation | None, secret: str, address: str) -> AgentCommand:

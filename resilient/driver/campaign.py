@@ -70,7 +70,8 @@ def run_campaign(
         access.close_to_others(config.run_dir, config.run_dir_mode)
         past = Reader(config.run_dir)
         before = past.read()  # before the lease, which has to be renewed: where nothing was kept it takes its time
-        lease = RunLease(config.run_dir)
+        with _followed_where_unusable(config, _committed(before, resumption), allocation):
+            lease = RunLease(config.run_dir)
     started = False
     hangup = signal.getsignal(signal.SIGHUP)
     try:
@@ -121,14 +122,19 @@ def run_campaign(
 
 
 def _storage(config: Config, committed: int | None, allocation: Allocation | None) -> storage.Storage:
-    """The campaign's storage; raises as `storage_of` and `listening_addresses`.
-
-    A chain goes on behind a job whose node has no durable tier, or no network to the others.
-    """
-    try:
+    """The campaign's storage; raises as `storage_of` and `listening_addresses`."""
+    with _followed_where_unusable(config, committed, allocation):
         found = storage.storage_of(config, config.cluster.slots, committed)
         listening_addresses(config, allocation)
         return found
+
+
+@contextlib.contextmanager
+def _followed_where_unusable(config: Config, committed: int | None, allocation: Allocation | None) -> Iterator[None]:
+    """A chain goes on behind a job that cannot begin: its node has no durable tier, or no network to the others, or another driver
+    works in the run directory. As that may last, these jobs count as those that make no progress."""
+    try:
+        yield
     except EnvironmentUnusable as error:
         chained = Succession.of_job(config, os.environ) if allocation is not None else None
         if chained is not None and allocation is not None and chained.started(allocation.job_id, committed) is None:
@@ -178,6 +184,15 @@ def end_chain(file: Path, settings: Sequence[str], run_dir: Path | None) -> Succ
         return chained
     except (ForeseenError, OSError) as error:
         log.debug("the chain's end is not recorded: %s", error)
+        return None
+
+
+def chain_of_job(file: Path, settings: Sequence[str], run_dir: Path | None) -> Succession | None:
+    """The chain that this process's job belongs to, also where the config is wrong. Arguments as for `end_chain`."""
+    try:
+        return _chain_of(file, settings, run_dir)
+    except (ForeseenError, OSError) as error:
+        log.debug("whether this is the job of a chain is not known: %s", error)
         return None
 
 

@@ -13,7 +13,7 @@ from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
 from resilient.config import ConfigError, Problem, attribute, load, notes, with_shards
 from resilient.decided import decided
-from resilient.driver.campaign import end_chain, end_chain_at_target, run_campaign
+from resilient.driver.campaign import chain_of_job, end_chain, end_chain_at_target, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, sequel, waiting_behind
@@ -34,11 +34,13 @@ from resilient.slurm.succession import Succession
 
 def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     """Run a campaign, or go on with it. Args: ahead: an agent that was started before anything is known of the campaign."""
-    run_dir = os.environ.pop(CHAIN_VARIABLE, None)  # for this process alone: what the job starts is not the job
+    given = os.environ.pop(CHAIN_VARIABLE, None)  # for this process alone: what the job starts is not the job
+    run_dir = None if given is None else Path(given)
     try:
         return _run(told, ahead, log)
-    except ConfigError as error:
-        chained = end_chain(told.config, told.settings, None if run_dir is None else Path(run_dir))
+    except (ConfigError, EnvironmentUnusable) as error:
+        chain = end_chain if isinstance(error, ConfigError) else chain_of_job
+        chained = chain(told.config, told.settings, run_dir)
         if chained is None:
             raise
         complain(error)

@@ -11,6 +11,7 @@ from resilient.exits import Exit
 from resilient.past import record as past
 from resilient.past.fold import Past
 from resilient.slurm.chain import GOES_ON
+from resilient.slurm.queue import QueuedJob
 from resilient.slurm.succession import Succession
 
 ASK_S = 3.0  # at the very end of a job, whose time may be nearly over
@@ -44,7 +45,7 @@ def farewell(config: Config) -> str:
     return f"{config.name} is done: all ranks ended well{steps}; {f'{saved}; ' if saved else ''}logs are in {config.run_dir}"
 
 
-def sequel(code: Exit, waiting: Sequence[str] | None) -> str | None:
+def sequel(code: Exit, waiting: Sequence[QueuedJob] | None) -> str | None:
     """Who goes on from here, if anybody is to or might be expected to.
 
     Args:
@@ -54,12 +55,15 @@ def sequel(code: Exit, waiting: Sequence[str] | None) -> str | None:
         return "The same command goes on from here." if code is Exit.STOPPED else None
     if code not in GOES_ON:
         return None if waiting else "No job waits behind this one."
-    return (
-        f"Job {waiting[0]} goes on from here." if waiting else "No job waits behind this one: `resilient submit` goes on from here."
-    )
+    if not waiting:
+        return "No job waits behind this one: `resilient submit` goes on from here."
+    job = waiting[0]
+    if job.held:
+        return f"Job {job.job_id} is held: it goes on from here after `scontrol release {job.job_id}`."
+    return f"Job {job.job_id} goes on from here."
 
 
-def waiting_behind(chained: Succession | None) -> list[str] | None:
+def waiting_behind(chained: Succession | None) -> list[QueuedJob] | None:
     """Jobs that wait behind the one that this process runs in; None where it is of no chain, or Slurm does not say."""
     if chained is None:
         return None
@@ -67,7 +71,7 @@ def waiting_behind(chained: Succession | None) -> list[str] | None:
         found = asyncio.run(asyncio.wait_for(chained.inspect(), ASK_S))
     except TimeoutError:
         return None
-    return [job.job_id for job in found if job.waits] if found is not None else None
+    return [job for job in found if job.waits] if found is not None else None
 
 
 def doubts_of(found: Past) -> list[str]:

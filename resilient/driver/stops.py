@@ -22,9 +22,9 @@ from resilient.slurm.queue import ALIVE, QueuedJob, SlurmSilent
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 60.0  # limits may be changed while a job runs
-ASK_AGAIN_S = 5.0  # until Slurm has answered for the first time
+ASK_AGAIN_S = 5.0  # until Slurm has answered for the first time, and before a stop that follows from an older answer
 POLL_S = 0.5
-SIGNAL_PATIENCE_S = 3.0  # for Slurm's answer when a signal has come, before the worst is assumed
+SIGNAL_PATIENCE_S = 3.0  # for Slurm's answer when a signal has come or the end is near, before the worst is assumed
 
 
 class Turn(Protocol):
@@ -95,11 +95,18 @@ class Stops:
             if time.monotonic() - asked_t >= (ASK_EVERY_S if heard else ASK_AGAIN_S):
                 asked_t = time.monotonic()
                 heard = await self._ask(queue.ASK_S) is not None
-            now = time.time()
-            stop = due(self._known(None, now), now)
+            stop = self._due()
+            if stop is not None and not self._coordinator.draining and time.monotonic() - asked_t >= ASK_AGAIN_S:
+                asked_t = time.monotonic()  # the limit may have been extended since, or the job was suspended for a while
+                await self._ask(SIGNAL_PATIENCE_S)
+                stop = self._due()
             if stop is not None and not self._coordinator.draining:
-                self._carry_out(stop, now)
+                self._carry_out(stop, time.time())
             await asyncio.sleep(POLL_S)
+
+    def _due(self) -> Stop | None:
+        now = time.time()
+        return due(self._known(None, now), now)
 
     async def signalled(self, name: str) -> None:
         """A signal has come, to this process or to an agent: what it means is asked of Slurm, for a moment."""

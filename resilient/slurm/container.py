@@ -39,15 +39,18 @@ def runtime_of(container: Container, environ: Mapping[str, str]) -> str:
     return found
 
 
-def on_node(config: Config, container: Container, command: Sequence[str], *, runtime: str, gpus: bool) -> list[str]:
+def on_node(
+    config: Config, container: Container, command: Sequence[str], *, directory: Path, runtime: str, gpus: bool
+) -> list[str]:
     """A command on a node, in the container; its tiers are made first, for what is not there cannot be bound.
 
     Args:
         command: whose first word is the interpreter outside.
+        directory: in which it runs.
         gpus: whether nodes have any.
     """
     nv = ["--nv"] if container.nv is True or (container.nv == "auto" and gpus) else []
-    words = [runtime, "exec", *nv, *_options(config, container, config.run_dir, Path.cwd()), container.python, *command[1:]]
+    words = [runtime, "exec", *nv, *_options(config, container, config.run_dir, directory), container.python, *command[1:]]
     return ["sh", "-c", f"{_made(config)}; exec {shlex.join(words)}"]
 
 

@@ -85,8 +85,7 @@ def due(known: Known, now: float) -> Stop | None:
     if known.end_t is None or known.end_t - now > known.needed_s:
         return None
     left_s = max(0.0, known.end_t - now)
-    until_t = known.end_t - min(END_S, left_s / 2)
-    return Stop("time_limit", "time_limit", until_t, f"{left_s:.0f} s are left {known.until}")
+    return Stop("time_limit", "time_limit", _ahead_of(known.end_t, now), f"{left_s:.0f} s are left {known.until}")
 
 
 def signalled(name: str, known: Known, now: float) -> Stop | None:
@@ -94,7 +93,7 @@ def signalled(name: str, known: Known, now: float) -> Stop | None:
     job, end_t = known.job, known.end_t
     if job is not None and job.preempted:
         until = job.end_t if job.end_t is not None and job.end_t > now else now + known.kill_wait_s
-        return Stop("preempted", "preempted", until - END_S, f"Slurm wants the nodes back in {until - now:.0f} s")
+        return Stop("preempted", "preempted", _ahead_of(until, now), f"Slurm wants the nodes back in {until - now:.0f} s")
     limit = due(known, now)
     if name == "SIGUSR1":
         if limit is not None:
@@ -103,10 +102,15 @@ def signalled(name: str, known: Known, now: float) -> Stop | None:
         return None if near else Stop(name, None, _end(end_t))
     killed_t = now + known.kill_wait_s
     if end_t is not None and now >= end_t - MARGIN_S:
-        return Stop("time_limit", "time_limit", killed_t - END_S, "the job's time is over")
+        return Stop("time_limit", "time_limit", _ahead_of(killed_t, now), "the job's time is over")
     if job is None or job.state not in ALIVE:  # cancelled, or nobody says that it is not
-        return Stop(name, None, killed_t - END_S)
+        return Stop(name, None, _ahead_of(killed_t, now))
     return limit or Stop(name, None, _end(end_t))
+
+
+def _ahead_of(killed_t: float, now: float) -> float:
+    """When a drain must be over ahead of the end of all processes: what follows gets half of the time that is left at most."""
+    return killed_t - min(END_S, max(0.0, killed_t - now) / 2)
 
 
 def _end(end_t: float | None) -> float | None:

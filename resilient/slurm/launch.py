@@ -74,6 +74,8 @@ class SlurmLauncher:
         self._gpus = [] if gpus_per_task is None else ["--gpus-per-task", str(gpus_per_task)]
         self._extra = list(extra)
         self._inside = inside
+        # In which agents run. It may be deleted while the job goes on.
+        self._directory = os.getcwd()  # noqa: PTH109 - the shell's name for it, not where links lead
         self._due: dict[int, int] = {}  # incarnation by node
         self._preparing: int | None = None  # the node that is to prepare, of those that are due
         self._steps: list[Step] = []
@@ -132,7 +134,7 @@ class SlurmLauncher:
             # The step goes on whatever becomes of one of its tasks or nodes, and as long as one of them does.
             *["--no-kill", "--kill-on-bad-exit=0", "--wait=0"],
             *["--input", "none", "--output", log, "--open-mode", "append", "--label", "--quiet"],
-            *["--export", "ALL", "--chdir", os.getcwd()],  # noqa: PTH109 - the shell's name for it, not where links lead
+            *["--export", "ALL", "--chdir", self._directory],
             *(["--het-group", str(allocation.components[nodes[0]])] if allocation.components else []),
             *self._gpus,
             *self._extra,

@@ -22,6 +22,7 @@ FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider t
 # States in which a job still holds its nodes and may use them.
 ALIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
 BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
 UNCONFIGURED = "Could not establish a configuration source"
 _JOB_ID = re.compile(r"\d{1,18}", re.ASCII)
@@ -59,6 +60,11 @@ class QueuedJob:
     @property
     def waits(self) -> bool:
         return self.state in WAITING
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits until somebody releases it."""
+        return self.waits and (self.state in HELD or "held" in self.reason.lower())
 
     @property
     def runs(self) -> bool:

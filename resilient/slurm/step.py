@@ -12,6 +12,7 @@ the driver: it is a process group of the driver's session, and the kernel hangs 
 
 import asyncio
 import logging
+import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from resilient.slurm.roster import Seat
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # for srun to end its step
+HOLD_AGAIN_S = 5.0
 LAST_WORDS_S = 1.0  # for what srun has said before it ended
 _LINE_BYTES = 1 << 20  # of a line of srun
 
@@ -43,6 +45,15 @@ def ends_in(line: str) -> tuple[list[str], str] | None:
         return expand(found["hosts"].rstrip(",")), found["how"]
     except ValueError:
         return None
+
+
+def _working_directory() -> str | None:
+    """For srun, which does not start in a directory that was deleted; None: this process's."""
+    try:
+        os.getcwd()  # noqa: PTH109 - whether it is there
+    except FileNotFoundError:
+        return "/"
+    return None
 
 
 def _become_srun(descriptors_before: int) -> None:
@@ -74,7 +85,7 @@ class Step:
         self._process = process
         self.seats = dict(seats)
         self._awaited = set(seats) if len(seats) > 1 else None  # hosts without a connection yet; None: it is never held
-        self._held = False
+        self._holder: asyncio.Task[None] | None = None  # while it is held
         self._ended = ended
         self._see = f"; see {log}"
         self._reader = asyncio.create_task(self._read())
@@ -96,6 +107,7 @@ class Step:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             env=dict(environ),
+            cwd=_working_directory(),
             process_group=0,
             preexec_fn=partial(_become_srun, descriptors.at_start()),
             limit=_LINE_BYTES,
@@ -118,8 +130,9 @@ class Step:
     def release(self) -> None:
         """Have srun go on, if it is held; it is not held again."""
         self._awaited = None
-        if self._held:
-            self._held = False
+        if self._holder is not None:
+            self._holder.cancel()
+            self._holder = None
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGCONT)
 
@@ -127,10 +140,19 @@ class Step:
         if self._awaited is None:
             return
         self._awaited.discard(host)
-        if not self._awaited and not self._held and not self.over:
-            self._held = True
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGSTOP)
+        if not self._awaited and self._holder is None and not self.over:
+            self._hold()
+            self._holder = asyncio.create_task(self._keep_held())
+
+    def _hold(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGSTOP)
+
+    async def _keep_held(self) -> None:
+        """Hold srun again and again: Slurm continues all processes of a job that was suspended."""
+        while not self.over:
+            await asyncio.sleep(HOLD_AGAIN_S)
+            self._hold()
 
     async def wait(self) -> None:
         """Until srun has ended."""

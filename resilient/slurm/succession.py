@@ -336,6 +336,8 @@ def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
     except OSError as error:
         raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
     if job_id is None:
-        jobs = ", ".join(f"{job.job_id} ({job.state.lower()})" for job in there)
-        return f"{config.name} is in the queue already: {jobs}; nothing was submitted"
+        jobs = ", ".join(f"{job.job_id} ({'held' if job.held else job.state.lower()})" for job in there)
+        held = [job.job_id for job in there if job.held]
+        release = f"; `scontrol release {','.join(held)}` lets it begin" if held else ""
+        return f"{config.name} is in the queue already: {jobs}; nothing was submitted{release}"
     return f"{config.name} is submitted as job {job_id}; `resilient status {config.run_dir}` says how it is doing"

@@ -9,6 +9,7 @@ from resilient import ledger
 from resilient.config import Config, settle
 from resilient.driver.farewell import farewell, greeting, sequel
 from resilient.exits import Exit
+from resilient.slurm.queue import QueuedJob
 from resilient.status import overview
 
 
@@ -41,11 +42,19 @@ def test_a_campaign_that_is_done_says_what_speaks_against_its_weights(
 
 @pytest.mark.parametrize("code", [Exit.OK, Exit.GAVE_UP, Exit.CONFIG, Exit.STOPPED, Exit.UNUSABLE])
 def test_the_last_line_of_a_chains_job_says_whether_another_job_waits(code: Exit):
-    waits, none = sequel(code, ["101"]), sequel(code, [])
+    waits, none = sequel(code, [QueuedJob("101", "PENDING", reason="Dependency")]), sequel(code, [])
     goes_on = code in (Exit.STOPPED, Exit.UNUSABLE)
     assert waits == ("Job 101 goes on from here." if goes_on else None)
     assert none is not None and none.startswith("No job waits behind this one")
     assert ("`resilient submit` goes on" in none) == goes_on
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("PENDING", "JobHeldUser"), ("PENDING", "job requeued in held state"), ("REQUEUE_HOLD", "None")]
+)
+def test_the_last_line_says_that_the_job_that_waits_is_held(state: str, reason: str):
+    found = sequel(Exit.STOPPED, [QueuedJob("101", state, reason=reason)])
+    assert found == "Job 101 is held: it goes on from here after `scontrol release 101`."
 
 
 def test_outside_of_a_chain_the_same_command_goes_on_from_a_stop():

@@ -48,7 +48,7 @@ def config(tmp_path: Path, *, environment: dict[str, str] | None = None, **conta
 def on(config: Config, command: list[str], *, runtime: str = "apptainer", gpus: bool = False) -> list[str]:
     container = config.slurm.container
     assert container is not None
-    return on_node(config, container, command, runtime=runtime, gpus=gpus)
+    return on_node(config, container, command, directory=Path.cwd(), runtime=runtime, gpus=gpus)
 
 
 def calls(tmp_path: Path) -> list[dict[str, Any]]:

@@ -45,6 +45,21 @@ def test_signals_are_told_apart(signal, what, name, kind, until_s):
     assert stop.until_t == (None if until_s is None else NOW + until_s)
 
 
+@pytest.mark.parametrize(
+    ("what", "kill_wait_s", "until_s"),
+    [
+        (CANCELLED, 5.0, 2.5),
+        (None, 2.0, 1.0),
+        (QueuedJob("7", "RUNNING", NOW + 4, preempted=True), KILL, 2.0),
+        (PREEMPTED, 5.0, 35.0),
+    ],
+)
+def test_a_drain_gets_half_of_a_time_that_is_as_short_as_what_comes_after_it(what, kill_wait_s, until_s):
+    stop = signalled("SIGTERM", Known(NOW + 3600, what, 20.0, LEAD, kill_wait_s), NOW)
+    assert stop is not None
+    assert stop.until_t == NOW + until_s
+
+
 @pytest.mark.parametrize(("left_s", "stops"), [(21, False), (20, True), (6, True), (-3, True), (None, False)])
 def test_a_drain_begins_by_itself_when_no_more_time_is_left_than_it_needs(left_s, stops):
     stop = due(known(left_s), NOW)

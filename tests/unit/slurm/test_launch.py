@@ -32,6 +32,7 @@ UNEVEN = Allocation("77", ("n1", "g1", "g2"), (8, 48, 48), 0, (0, 1, 1))
 SRUN = f"""#!{sys.executable}
 import json, os, sys, time
 with open("CALLS", "a") as calls:
+    os.getcwd()
     calls.write(json.dumps([sys.argv[1:], dict(os.environ), os.getpid()]) + "\\n")
 exec(open("DOES").read())
 """
@@ -146,6 +147,24 @@ def test_a_replacement_is_a_step_of_its_own_node_and_the_step_of_all_stays(steps
     assert steps.ended == []
 
 
+def test_an_agent_is_started_anew_after_the_working_directory_was_deleted(steps: Steps, monkeypatch: pytest.MonkeyPatch):
+    here = steps.directory / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+
+    async def play() -> None:
+        launcher = steps.launcher()
+        await launcher.launch(1, 1, prepare=False)
+        await steps.called(1)
+        here.rmdir()
+        await launcher.launch(1, 2, prepare=False)
+        await steps.called(2)
+        await launcher.close(0.0)
+
+    asyncio.run(play())
+    assert [options_of(words)["--chdir"] for words, _, _ in steps.calls()] == [str(here)] * 2
+
+
 def test_the_end_of_a_task_is_told_while_the_others_go_on(steps: Steps):
     steps.does(
         "for line in ['n[1,3]: tasks 1-2: Exited with exit code 1', 'Node failure on n7', 'n1: task 1: Killed']:\n"
@@ -199,6 +218,25 @@ def test_the_srun_of_a_step_of_many_is_held_once_all_agents_have_connected_and_g
         await launcher.close(0.0)
         for pid in (first, second):
             assert not Path(f"/proc/{pid}").exists()
+
+    asyncio.run(play())
+    assert steps.ended == []
+
+
+def test_an_srun_that_is_held_is_held_again_after_slurm_has_resumed_the_job(steps: Steps, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(step, "HOLD_AGAIN_S", 0.01)
+
+    async def play() -> None:
+        launcher = steps.launcher()
+        await asyncio.gather(*(launcher.launch(node, 1, prepare=False) for node in range(4)))
+        ((_, _, pid),) = await steps.called(1)
+        for node in range(4):
+            launcher.connected(node)
+        await until(lambda: state_of(pid) == "T")
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: state_of(pid) == "T")
+        await launcher.close(0.0)
+        assert not Path(f"/proc/{pid}").exists()
 
     asyncio.run(play())
     assert steps.ended == []

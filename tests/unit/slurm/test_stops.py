@@ -125,6 +125,25 @@ def test_a_limit_that_is_changed_while_the_job_runs_is_heard_of(slurm, monkeypat
     assert play.faults() == ["time_limit"]
 
 
+def test_a_limit_that_was_extended_since_slurm_was_asked_stops_nothing(slurm, monkeypatch):
+    monkeypatch.setattr(stops, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(stops, "POLL_S", 0.01)
+    play = Play(slurm, 14.0, asked_lead_s=10.0)
+
+    async def work() -> None:
+        task = asyncio.create_task(play.stops.watch())
+        while not play.stops.answered:
+            await asyncio.sleep(0.01)
+        later_t = time.time() + 3600
+        play.slurm.becomes("7", end=clock(later_t))
+        while play.stops.end_t != int(later_t) and not play.coordinator.draining:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+    assert play.faults() == []
+
+
 @pytest.mark.parametrize(("start_s", "kinds"), [(20.0, ["time_limit"]), (3600.0, [])])
 def test_the_run_is_stopped_ahead_of_a_maintenance_that_comes_before_the_end(slurm, start_s: float, kinds: list[str]):
     play = Play(slurm, 1800.0)

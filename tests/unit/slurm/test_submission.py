@@ -19,7 +19,10 @@ def test_submitting_twice_at_once_and_again_gives_one_job(path: Path, slurm, tmp
     told = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     again = command("submit", str(path))
-    assert "in the queue already: 100 (pending)" in again.communicate()[0]
+    assert "in the queue already: 100 (pending); nothing was submitted\n" in again.communicate()[0]
+    slurm.becomes("100", reason="JobHeldUser")
+    held = command("submit", str(path))
+    assert "100 (held); nothing was submitted; `scontrol release 100` lets it begin" in held.communicate()[0]
     (job,) = slurm.jobs()
     assert job["dependency"] == "singleton"
     assert f"#SBATCH --job-name={job['name']}" in (tmp_path / "run/job.sh").read_text()

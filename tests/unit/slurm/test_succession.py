@@ -21,6 +21,7 @@ from resilient.driver.campaign import run_campaign
 from resilient.driver.command import run_command
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
+from resilient.driver.lease import RunLease
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.halt import halt
 from resilient.ledger import Ledger
@@ -239,6 +240,26 @@ def test_a_chain_goes_on_behind_a_job_whose_node_has_no_durable_tier(
         run_campaign(config, ranks, display, allocation=Allocation("100", ("n1",), (2,), 0))
     assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "PENDING"]
     assert records(tmp_path / "run") == ["begun", "submitted", "started", "submitted", "ended"]
+
+
+def test_a_chain_goes_on_behind_a_job_that_finds_another_driver_at_work(
+    going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+):
+    """As that of a job which Slurm has given up while its processes live, or one that somebody has started by hand."""
+    for name, value in {"JOB_NAME": going.name, "JOB_ID": "100", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    monkeypatch.setattr("resilient.driver.lease.LOCK_WAIT_S", 0.0)
+    other = RunLease(tmp_path / "run")
+    try:
+        assert run_command(Told(path, ()), None, DriverLog()) is Exit.UNUSABLE
+    finally:
+        other.close()
+    assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "PENDING"]
+    assert records(tmp_path / "run")[-3:] == ["started", "submitted", "ended"]
+    told = capfd.readouterr()
+    assert "is in use by" in told.err
+    assert told.out.endswith("\nJob 101 goes on from here.\n")
 
 
 @pytest.mark.parametrize(
