@@ -5,7 +5,7 @@ others mean the same on any number of ranks, if all ranks had the same.
 """
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ ARRAY = "ranks/state"
 LEAST_BYTES = 1 << 14
 _LENGTH_BYTES = 8
 _OWN = ("random", "loader")
-_KEPT = (dict, OrderedDict, list, tuple, torch.Size)  # or as good as kept
+_KEPT = (dict, OrderedDict, Counter, list, tuple, torch.Size)  # or as good as kept
 
 
 class TooLong(Exception):

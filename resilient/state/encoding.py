@@ -6,6 +6,7 @@ begins with `$` and says what it is. Reading needs no pickle and runs nothing.
 
 import base64
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ MOST_NESTED = 64
 
 
 def encode(value: Any, where: str = "state", _depth: int = 0) -> JSON:
-    """A value as JSON: None, numbers, text, bytes, lists, tuples, sets, dicts, torch's and NumPy's arrays and types.
+    """A value as JSON: None, numbers, text, bytes, lists, tuples, sets, dicts, Counters, torch's and NumPy's arrays and types.
 
     Raises TypeError, naming the place, for anything else; ValueError for what is nested too deep, or contains itself.
     """
@@ -35,6 +36,8 @@ def encode(value: Any, where: str = "state", _depth: int = 0) -> JSON:
     if kind in (tuple, set, frozenset):
         items = list(value) if kind is tuple else sorted(value, key=repr)
         return {f"${kind.__name__}": [encode(each, f"{where}[{number}]", _depth + 1) for number, each in enumerate(items)]}
+    if kind is Counter:  # as torch's MultiStepLR has one
+        return {"$counter": _pairs(value, where, _depth)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, _depth)
     if isinstance(value, torch.Tensor):
@@ -73,8 +76,11 @@ def decode(value: JSON) -> Any:
 def _encode_mapping(value: Mapping[Any, Any], where: str, depth: int) -> JSON:
     if all(type(key) is str for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
         return {key: encode(each, f"{where}[{key!r}]", depth + 1) for key, each in value.items()}
-    pairs = [[encode(key, where, depth + 1), encode(each, f"{where}[{key!r}]", depth + 1)] for key, each in value.items()]
-    return {"$dict": pairs}
+    return {"$dict": _pairs(value, where, depth)}
+
+
+def _pairs(value: Mapping[Any, Any], where: str, depth: int) -> list[JSON]:
+    return [[encode(key, where, depth + 1), encode(each, f"{where}[{key!r}]", depth + 1)] for key, each in value.items()]
 
 
 def _encode_tensor(value: torch.Tensor, where: str) -> JSON:
@@ -132,6 +138,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$set": lambda content: {decode(each) for each in content},
     "$frozenset": lambda content: frozenset(decode(each) for each in content),
     "$dict": lambda content: {decode(key): decode(each) for key, each in content},
+    "$counter": lambda content: Counter({decode(key): decode(each) for key, each in content}),
     "$bytes": lambda content: base64.b64decode(content, validate=True),
     "$bytearray": lambda content: bytearray(base64.b64decode(content, validate=True)),
     "$tensor": _decode_tensor,

@@ -94,6 +94,19 @@ def test_a_snapshot_is_global_arrays_with_layers_stacked_and_no_pickle(attempts:
     assert "attached" in json.dumps(state)
 
 
+def test_a_scheduler_that_begins_after_another_one_goes_on(attempts: Attempts):
+    """Of its state MultiStepLR asks for the elements of a Counter when SequentialLR comes to it."""
+
+    def trained(script: Script, total: int) -> None:
+        schedulers = torch.optim.lr_scheduler
+        first = schedulers.ConstantLR(script.optimizer, 0.5, AT)
+        then = schedulers.MultiStepLR(script.optimizer, [1, 3])
+        script.scheduler = schedulers.SequentialLR(script.optimizer, [first, then], milestones=[AT + 1])
+        run(script, script.attach(), total)
+
+    loses_no_step(attempts, trained)
+
+
 def test_a_module_that_a_model_has_twice_is_saved_once_and_in_arrays():
     layer = torch.nn.Linear(64, 64)
     tensors = ModelTensors(torch.nn.Sequential(layer, torch.nn.Tanh(), layer))

@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ VALUES = [
     None,
     {"a": [1, 2.5, True, "x"], "b": {"c": ()}},
     {1: "one", (2, 3): "two", None: 0},
+    Counter([2, 2, 8]),
     {"$tuple": [1]},
     (1, [2, (3,)]),
     {1, 2},

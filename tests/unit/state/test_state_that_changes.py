@@ -353,7 +353,7 @@ def test_dicts_and_tuples_of_classes_of_their_own_come_back_as_what_they_were(at
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"words": Counter()}, r"extra\['history'\]\['words'\] is a collections.Counter, and would come back as a dict"),
+        ({"lists": defaultdict()}, r"extra\['history'\]\['lists'\] is a collections.defaultdict, and would come back as a dict"),
         ([1, Best(0, 1.0)], r"extra\['history'\]\[1\] is a test_state_that_changes.Best, and would come back as a tuple"),
     ],
 )
