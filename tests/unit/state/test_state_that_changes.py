@@ -33,7 +33,16 @@ class Alternating(Script):
         return snapshots
 
 
-@pytest.mark.parametrize("kind", [Unfrozen, Alternating])
+class OfSecondOrder(Script):
+    """In its second step LBFGS keeps a number in a tensor's place, and a tensor in a number's: as many tensors as before."""
+
+    def __init__(self) -> None:
+        super().__init__("sgd")
+        self.optimizer = torch.optim.LBFGS(self.model.parameters(), 1e-2, max_iter=1, history_size=3)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
+
+
+@pytest.mark.parametrize("kind", [Unfrozen, Alternating, OfSecondOrder])
 def test_states_of_optimizers_that_come_later_are_saved_from_then_on(attempts: Attempts, kind: type[Script]):
     goes_on_to_the_last_bit(attempts, kind)
 
