@@ -233,6 +233,10 @@ def sparse_buffer(script: Script) -> None:
     script.model.register_buffer("adjacency", torch.eye(3).to_sparse())
 
 
+def buffer_of_conjugates(script: Script) -> None:
+    script.model.register_buffer("phases", torch.ones(3, dtype=torch.complex64).conj())
+
+
 def parameter_on_meta(script: Script) -> None:
     script.model[1][0] = torch.nn.Linear(6, 6, device="meta")
 
@@ -259,6 +263,7 @@ def sparse_value(script: Script) -> None:
     ("spoil", "said"),
     [
         (sparse_buffer, r"model/adjacency is a sparse_coo tensor, and only dense ones are saved"),
+        (buffer_of_conjugates, r"model/phases is a view of conjugates, whose memory has other values: save what its resolve_conj"),
         (parameter_on_meta, r"model/1\.0\.weight is on the meta device, and has no values"),
         (lazy_parameter, r"model/1\.0\.weight is not initialized, and has no shape: call the model once"),
         (frozen_subclass, r"model/0\.0\.weight is a torch\.testing\._internal\.two_tensor\.TwoTensor, and only plain tensors"),
