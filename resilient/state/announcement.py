@@ -81,7 +81,7 @@ class Announcement:
         Raises StateChangedShape for what cannot be gone on from, or where not all ranks have changed at this step.
         """
         self._check_unchanged()
-        if self._present_counts() == self._counts:
+        if self._present_keys() == self._keys:
             return True
         with self._snapshots.waiting():
             come = all_come(f"attached/{self._generation}/{snapshot}", self._peers.count, MEETING_S)
@@ -110,7 +110,7 @@ class Announcement:
             try:
                 self._check_unchanged()
                 self._arrays.local_shards()  # a tensor that has changed its shape would be announced with the new one
-                size_bytes, unchanged = len(self._documents.capture()), self._present_counts() == self._counts
+                size_bytes, unchanged = len(self._documents.capture()), self._present_keys() == self._keys
             except (TypeError, ValueError, StateChangedShape):
                 pass  # told when this rank takes its snapshot, and until then the others need not wait
         with self._snapshots.waiting():
@@ -142,8 +142,8 @@ class Announcement:
     def _present_group_sizes(self) -> list[list[int]]:
         return [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
 
-    def _present_counts(self) -> list[int]:
-        return [optimizers.count_of(each) for each in self._optimizers]
+    def _present_keys(self) -> list[list[list[str]]]:
+        return [optimizers.keys_of(each) for each in self._optimizers]
 
     def _announce_again(self) -> None:
         with self._snapshots.waiting():
@@ -177,7 +177,7 @@ class Announcement:
             log.warning("plain parameters differ from rank to rank, and are saved for each: only as many ranks can go on from that")
         shares = arrays.shares(mine[0], [each[0] for each in everyone])
         self._arrays = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count, shares, own))
-        self._counts = self._present_counts()
+        self._keys = self._present_keys()
         size = max(each[2] for each in everyone)
         self._documents.set_capacity(size)
         self.about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}

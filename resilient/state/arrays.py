@@ -182,7 +182,8 @@ class Arrays:
             for held in self._held:
                 tensor = held.get()
                 if not isinstance(tensor, DTensor) and not held.by_rank and tensor.numel():
-                    bits = tensor.detach().contiguous().view(-1).view(_BITS.get(tensor.element_size(), torch.uint8))
+                    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+                    bits = real.contiguous().view(-1).view(_BITS[real.element_size()])
                     total += int(bits.sum(dtype=torch.int64))
         return total
 

@@ -22,4 +22,6 @@ def reason_against(tensor: torch.Tensor) -> str | None:
             f"a {type(local).__module__}.{type(local).__qualname__}, and only plain tensors and DTensors are saved; where it is a "
             "weight that is never trained, give those that are: model=torch.nn.ParameterList(...)"
         )
+    if local.is_conj() or local.is_neg():
+        return "a view of conjugates, whose memory has other values: save what its resolve_conj().resolve_neg() returns"
     return None

@@ -88,9 +88,10 @@ def _encode_tensor(value: torch.Tensor, where: str) -> JSON:
         raise TypeError(
             f"{where:.200} is a {type(value).__name__}; give the module that it belongs to, so that it is saved as an array"
         )
+    value = value.detach().resolve_conj().resolve_neg()
     if (why := reason_against(value)) is not None:
         raise TypeError(f"{where:.200} is {why}")
-    data = value.detach().cpu().contiguous()
+    data = torch.empty(value.shape, dtype=value.dtype).copy_(value)  # .contiguous() leaves one element with any stride
     raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
     return {"$tensor": [str(data.dtype).removeprefix("torch."), list(data.shape), _text(raw)]}
 

@@ -66,10 +66,10 @@ def table_of(optimizer: Optimizer) -> Table:
     return tuple(Entry(*kind, tuple(numbers)) for kind, numbers in sorted(found.items()))
 
 
-def count_of(optimizer: Optimizer) -> int:
-    """How many tensors it keeps for its parameters by now."""
+def keys_of(optimizer: Optimizer) -> list[list[str]]:
+    """Under which keys it keeps tensors by now, for each of its parameters."""
     states = (_state(optimizer, parameter) for parameter in parameters_of(optimizer))
-    return sum(isinstance(value, torch.Tensor) for state in states for value in state.values())
+    return [[key for key, value in state.items() if isinstance(value, torch.Tensor)] for state in states]
 
 
 def as_json(table: Table, count: int) -> JSON:

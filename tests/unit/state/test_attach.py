@@ -107,6 +107,33 @@ def test_a_scheduler_that_begins_after_another_one_goes_on(attempts: Attempts):
     loses_no_step(attempts, trained)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.complex128])
+def test_parameters_and_buffers_that_are_views_go_on_to_the_last_bit(attempts: Attempts, dtype: torch.dtype):
+    """One element of a view has whatever stride the view has."""
+
+    def made() -> tuple[Script, Any]:
+        script, views = Script(), torch.nn.Module()
+        whole = torch.arange(12).reshape(4, 3).to(dtype)
+        views.one = torch.nn.Parameter(whole.clone()[:1, 1])
+        views.turned = torch.nn.Parameter(whole.clone().t())
+        views.register_buffer("some", whole.clone()[::2, 1:].t())
+        script.extra["views"] = views
+        return script, views
+
+    attempts.begin()
+    first, views = made()
+    for step in first.attach().steps(AT):
+        first.step()
+        for each in views.state_dict().values():
+            each.mul_(step % 3 + 1)
+    attempts.held(AT)
+    attempts.begin(AT)
+    again, others = made()
+    assert again.attach().step == AT
+    for name, value in views.state_dict().items():
+        assert torch.equal(others.state_dict()[name], value), name
+
+
 def test_a_module_that_a_model_has_twice_is_saved_once_and_in_arrays():
     layer = torch.nn.Linear(64, 64)
     tensors = ModelTensors(torch.nn.Sequential(layer, torch.nn.Tanh(), layer))

@@ -56,6 +56,15 @@ def test_tensors_come_back_to_the_bit(dtype: torch.dtype, shape: tuple[int, ...]
     assert found.reshape(-1).view(torch.uint8).tolist() == value.reshape(-1).view(torch.uint8).tolist()
 
 
+def test_a_view_of_one_element_comes_back():
+    assert there_and_back(torch.arange(6.0).reshape(2, 3)[:1, 1]).tolist() == [1.0]
+
+
+def test_views_of_conjugates_come_back_as_their_values():
+    value = torch.tensor([1 + 2j]).conj()
+    assert [there_and_back(each).tolist() for each in (value, value.imag)] == [[1 - 2j], [-2.0]]
+
+
 def test_arrays_of_numpy_come_back():
     value = {"a": np.arange(6, dtype=np.uint32).reshape(2, 3), "b": np.float64(0.1)}
     found = there_and_back(value)

@@ -33,7 +33,16 @@ class Alternating(Script):
         return snapshots
 
 
-@pytest.mark.parametrize("kind", [Unfrozen, Alternating])
+class OfSecondOrder(Script):
+    """In its second step LBFGS keeps a number in a tensor's place, and a tensor in a number's: as many tensors as before."""
+
+    def __init__(self) -> None:
+        super().__init__("sgd")
+        self.optimizer = torch.optim.LBFGS(self.model.parameters(), 1e-2, max_iter=1, history_size=3)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
+
+
+@pytest.mark.parametrize("kind", [Unfrozen, Alternating, OfSecondOrder])
 def test_states_of_optimizers_that_come_later_are_saved_from_then_on(attempts: Attempts, kind: type[Script]):
     goes_on_to_the_last_bit(attempts, kind)
 
@@ -224,6 +233,10 @@ def sparse_buffer(script: Script) -> None:
     script.model.register_buffer("adjacency", torch.eye(3).to_sparse())
 
 
+def buffer_of_conjugates(script: Script) -> None:
+    script.model.register_buffer("phases", torch.ones(3, dtype=torch.complex64).conj())
+
+
 def parameter_on_meta(script: Script) -> None:
     script.model[1][0] = torch.nn.Linear(6, 6, device="meta")
 
@@ -250,6 +263,7 @@ def sparse_value(script: Script) -> None:
     ("spoil", "said"),
     [
         (sparse_buffer, r"model/adjacency is a sparse_coo tensor, and only dense ones are saved"),
+        (buffer_of_conjugates, r"model/phases is a view of conjugates, whose memory has other values: save what its resolve_conj"),
         (parameter_on_meta, r"model/1\.0\.weight is on the meta device, and has no values"),
         (lazy_parameter, r"model/1\.0\.weight is not initialized, and has no shape: call the model once"),
         (frozen_subclass, r"model/0\.0\.weight is a torch\.testing\._internal\.two_tensor\.TwoTensor, and only plain tensors"),
