@@ -1,8 +1,8 @@
 """Snapshots: a worker copies its state into a buffer and computes on.
 
-Owns the worker's side: the copy into a leased buffer, and what is reported of it over `checkpoint.tiers.daemon_link`. Training stands
-still for the copy alone, and a GPU copies while it computes. Nothing here waits for a disk, and nothing that goes wrong here stops
-training: a snapshot for which there is no buffer is left out.
+Owns the worker's side: the copy into a leased buffer, and what is reported of it over `checkpoint.tiers.daemon_link`. Training
+stands still for the copy alone, and a GPU copies while it computes. Nothing here waits for a disk, and nothing that goes wrong here
+stops training: a snapshot for which there is no buffer is left out.
 """
 
 import json
