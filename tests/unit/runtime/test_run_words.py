@@ -12,7 +12,7 @@ import typer
 
 from resilient.cli import app
 from resilient.config import ConfigError, load
-from resilient.entry import parse
+from resilient.entry import find, parse
 from resilient.run_words import NO_CONFIG, OPTIONS, understand
 
 NOTHING: dict[str, Any] = {"procs": None, "nodes": None, "run_dir": None}
@@ -41,6 +41,13 @@ def test_words_that_are_no_text_are_refused_with_what_they_are():
     told = understand(["train.py", "a\udce9b"], **NOTHING)
     with pytest.raises(ConfigError, match=r"entrypoint: train.py 'a\\xe9b' has bytes that are not UTF-8"):
         load(told.config, told.settings)
+
+
+@pytest.mark.parametrize("text", ["def f(:", "return 1", "def f():\n    x = 1\n    global x", "\0"])
+def test_a_script_that_python_does_not_compile_is_refused_before_it_is_run(tmp_path: Path, text: str):
+    (tmp_path / "broken.py").write_text(text)
+    said = find(parse(f"{tmp_path}/broken.py 1"))[1]
+    assert said is not None and "broken.py is not Python" in said
 
 
 def test_what_follows_a_script_is_its_own():
