@@ -10,9 +10,8 @@ import torch
 
 def capture() -> dict[str, Any]:
     """The state of all of them; see `encoding`."""
-    version, numbers, gauss = random.getstate()
     found: dict[str, Any] = {
-        "python": [version, np.array(numbers, np.uint32), gauss],
+        "python": _of_python(random.getstate()),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
     }
@@ -23,8 +22,7 @@ def capture() -> dict[str, Any]:
 
 def restore(found: Mapping[str, Any]) -> None:
     """Set what `capture` gave. Raises KeyError, TypeError, ValueError for anything else."""
-    version, numbers, gauss = found["python"]
-    random.setstate((version, tuple(numbers.tolist()), gauss))
+    random.setstate(_for_python(found["python"]))
     np.random.set_state(found["numpy"])
     torch.set_rng_state(found["torch"])
     if "cuda" in found and torch.cuda.is_available():
@@ -32,11 +30,15 @@ def restore(found: Mapping[str, Any]) -> None:
 
 
 def generator_state(value: Any) -> Any:
-    """The state of a generator of the script's own, torch's or NumPy's; None if it is none."""
+    """The state of a generator of the script's own, torch's, NumPy's or Python's; None if it is none, or draws from the system."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, np.random.Generator):
         return dict(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return _of_python(value.getstate())
     return None
 
 
@@ -46,6 +48,22 @@ def set_generator(value: Any, state: Any) -> None:
         value.set_state(state)
     elif isinstance(value, np.random.Generator):
         value.bit_generator.state = state
+    elif isinstance(value, np.random.RandomState):
+        value.set_state(state)
+    elif isinstance(value, random.Random):
+        value.setstate(_for_python(state))
+
+
+def _of_python(state: Any) -> list[Any]:
+    """What `getstate` gave, with its numbers as an array."""
+    version, numbers, gauss = state
+    return [version, np.array(numbers, np.uint32), gauss]
+
+
+def _for_python(found: Any) -> tuple[Any, ...]:
+    """What `setstate` takes."""
+    version, numbers, gauss = found
+    return version, tuple(numbers.tolist()), gauss
 
 
 def reseed(step: int) -> None:

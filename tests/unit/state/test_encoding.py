@@ -108,12 +108,19 @@ def test_random_numbers_go_on_where_they_were():
 
 
 def test_generators_of_a_script_go_on_too():
-    ours, theirs = torch.Generator().manual_seed(3), np.random.default_rng(3)
-    saved = [there_and_back(randomness.generator_state(each)) for each in (ours, theirs)]
-    expected = (torch.rand(2, generator=ours).tolist(), theirs.random())
-    for each, state in zip((ours, theirs), saved, strict=True):
+    ours, theirs, older, plain = torch.Generator(), np.random.default_rng(3), np.random.RandomState(3), random.Random(3)
+
+    def draw() -> list[Any]:
+        drawn = [torch.rand(2, generator=ours).tolist(), theirs.random(), older.standard_normal(), plain.gauss(0, 1)]
+        return [*drawn, plain.random()]
+
+    draw()
+    saved = [there_and_back(randomness.generator_state(each)) for each in (ours, theirs, older, plain)]
+    expected = draw()
+    for each, state in zip((ours, theirs, older, plain), saved, strict=True):
         randomness.set_generator(each, state)
-    assert (torch.rand(2, generator=ours).tolist(), theirs.random()) == expected
+    assert draw() == expected
+    assert randomness.generator_state(random.SystemRandom()) is None
 
 
 def test_a_tensor_comes_back_where_it_was():
