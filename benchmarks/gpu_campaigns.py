@@ -232,13 +232,19 @@ def _command(*words: str) -> list[str]:
 
 def _campaign(setting: Setting, name: str, config: Path, *overrides: str) -> Resilient:
     """Of one rank, in a run directory that is new; nothing is left of a benchmark that was cut off."""
-    os.environ.update(SCRATCH=str(setting.scratch), PROJECT=str(setting.scratch), PYTHONPATH=str(ROOT))
+    os.environ.update(SCRATCH=str(setting.scratch), PROJECT=str(setting.scratch), PYTHONPATH=_first(ROOT))
     here = ("cluster.procs_per_node=1", f"cluster.device={setting.kind}")
     launcher = make("resilient", config, setting.scratch / name, 1, None, *here, *overrides)
     assert isinstance(launcher, Resilient)
     launcher.patience_s = PATIENCE_S
     _end_leftovers(launcher)
     return launcher
+
+
+def _first(folder: Path) -> str:
+    """PYTHONPATH with a folder before what is there, which may be where packages are installed."""
+    others = (each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", str(folder)))
+    return os.pathsep.join([str(folder), *others])
 
 
 def _end_leftovers(launcher: Resilient) -> None:

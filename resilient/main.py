@@ -72,6 +72,13 @@ def guarded(command: Callable[[], Any]) -> int:
         return complain(error)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except ModuleNotFoundError as error:  # of importlib.metadata, too
+        if error.name != "resilient":
+            raise
+        root = Path(__file__).parents[1]
+        return complain(
+            EnvironmentUnusable(f"{root} is not installed for {sys.executable}: {sys.executable} -m pip install {root}")
+        )
     except BrokenPipeError:
         _give_up_output()  # whoever read it has gone; nothing more can be said
         return 1

@@ -87,6 +87,11 @@ class Xid:
         return TABLE.get(self.number, UNKNOWN).verdict
 
     @property
+    def over(self) -> bool:
+        """Whether it ended with the program that it was about: the GPU, and what other processes hold on it, are as before."""
+        return self.verdict == "application"
+
+    @property
     def unfit(self) -> bool:
         """Whether the GPU is not to be used as it is."""
         return self.verdict in ("reset", "replace")

@@ -288,7 +288,7 @@ class NodeAgent(LocalElasticAgent):
 
     def _ready(self, store_port: int) -> Start:
         """Say that no worker is left here, and wait for the next generation."""
-        faults = self._events.take_gpu_faults()
+        faults = [each for each in self._events.take_gpu_faults() if not each.over]
         if faults:
             self._standbys.close()  # what they hold ready on a GPU may have gone with the ranks' contexts
         if (faults or self._stuck) and self._check is None and self._settings.health_s:

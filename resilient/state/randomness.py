@@ -16,7 +16,8 @@ def capture() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = torch.cuda.get_rng_state()
+        # Of all that are visible: the rank's own need not be the current one. None of this begins anything on another GPU.
+        found["cuda"] = torch.stack(torch.cuda.get_rng_state_all())
     return found
 
 
@@ -26,7 +27,14 @@ def restore(found: Mapping[str, Any]) -> None:
     np.random.set_state(found["numpy"])
     torch.set_rng_state(found["torch"])
     if "cuda" in found and torch.cuda.is_available():
-        torch.cuda.set_rng_state(found["cuda"])
+        states = found["cuda"]
+        if states.dim() == 1:  # of a snapshot by a version that had the current one's alone
+            torch.cuda.set_rng_state(states)
+        elif len(states) == 1:
+            torch.cuda.set_rng_state(states[0])
+        else:
+            for index, state in enumerate(states[: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, index)
 
 
 def generator_state(value: Any) -> Any:

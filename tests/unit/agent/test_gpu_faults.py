@@ -24,6 +24,7 @@ from resilient.protocol.messages import Ready, Start
 from resilient.xids import Xid, parse
 
 BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+OWN = "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=rank0, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS"
 START = Start(1, 0, 1, "n0", 1, 1.0, 1.0, 1.0, world_size=2, devices=(0, 1))
 
 
@@ -51,7 +52,8 @@ class Agent(NodeAgent):
         self._driver: Any = SimpleNamespace(generation=1)
         self._reports: Any = SimpleNamespace(end=lambda: None)
         self._fork_server: Any = SimpleNamespace(end_strays=lambda: None)
-        self._standbys: Any = SimpleNamespace(close=lambda: None)
+        self.standbys_closed = False
+        self._standbys: Any = SimpleNamespace(close=lambda: setattr(self, "standbys_closed", True))
         self._devices = None
         self._worker_group: Any = SimpleNamespace(spec=SimpleNamespace(local_world_size=2))
         self._loop: Any = None
@@ -88,6 +90,14 @@ def test_a_node_is_checked_again_after_a_fault_of_its_gpus(tmp_path: Path, check
     agent = Agent(tmp_path, faults)
     agent.go_on()
     assert [spec.gpu_faults for spec in checks.specs] == [tuple(faults)]
+    assert agent.standbys_closed
+    assert isinstance(agent.sent[-1], Ready)
+
+
+def test_what_a_program_has_done_to_itself_on_a_gpu_costs_no_check(tmp_path: Path, checks: Checks):
+    agent = Agent(tmp_path, list(parse([OWN])))
+    agent.go_on()
+    assert not checks.specs and not agent.standbys_closed
     assert isinstance(agent.sent[-1], Ready)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -344,6 +345,16 @@ def test_a_run_directory_that_may_not_be_read_is_told_in_a_line(capsys: pytest.C
 
     assert guarded(refused) == Exit.UNUSABLE
     assert capsys.readouterr().err == "resilient: /x/run/events.jsonl: Permission denied\n"
+
+
+def test_a_checkout_that_is_not_installed_says_how_to_install_it(capsys: pytest.CaptureFixture[str]):
+    def started(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    assert guarded(lambda: started("resilient")) == Exit.UNUSABLE
+    assert "-m pip install" in capsys.readouterr().err
+    with pytest.raises(PackageNotFoundError):
+        guarded(lambda: started("another"))
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso8859-1"])

@@ -107,6 +107,24 @@ def test_random_numbers_go_on_where_they_were():
     assert draw() == expected
 
 
+def test_random_numbers_of_all_gpus_are_kept_whichever_is_the_current_one(monkeypatch: pytest.MonkeyPatch):
+    """A rank that never calls set_device draws on a GPU that is not the current one."""
+    states = [torch.full((16,), number, dtype=torch.uint8) for number in range(3)]
+    put: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device=None: put.append((int(state[0]), device)))
+    saved = there_and_back(randomness.capture())
+    randomness.restore(saved)
+    assert put == [(0, 0), (1, 1)], "as many as there are now"
+    for theirs in (states[2], torch.stack(states[2:])):  # of an older version; of a rank that saw no other
+        put.clear()
+        randomness.restore({**saved, "cuda": theirs})
+        assert put == [(2, None)]
+
+
 def test_generators_of_a_script_go_on_too():
     ours, theirs, older, plain = torch.Generator(), np.random.default_rng(3), np.random.RandomState(3), random.Random(3)
 
