@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "unit" / folder) for folder in ("trainer", "checkpoint")]
+_TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(_TESTS / folder) for folder in ("unit/trainer", "unit/checkpoint", "integration")]
+
+from campaigns import campaign  # noqa: E402, F401 - a fixture
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
