@@ -244,8 +244,8 @@ def _advise(code: Exit, fault: Line | None, checkpoint: int | None) -> list[str]
         ]
     if fault["kind"] == "exit":
         return [
-            f"Ranks ended without an exception at {at}: the kernel's log (dmesg) may name who killed them; a batch, a kernel or a",
-            "library that crashes shows in the rank's log, with PYTHONFAULTHANDLER=1 with its stack.",
+            f"Ranks ended without an exception at {at}: the kernel's log (dmesg) may name who killed them; where a library or",
+            "a kernel crashed is said above, if Python could still say it. The rank's log has what it printed before.",
             go_on,
         ]
     if fault["kind"] == "node_lost":

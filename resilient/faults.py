@@ -103,6 +103,7 @@ class WorkerEnd:
         noticed_t: when its agent saw it, unix seconds.
         step: the last step that it finished, -1 if none in its generation.
         log: the last lines of its log, where it failed.
+        crash: where it was when native code ended it, as `faulthandler` has it.
         oom: where it was killed for want of memory.
     """
 
@@ -115,6 +116,7 @@ class WorkerEnd:
     phase: str
     raised: Raised | None = None
     log: str = ""
+    crash: str = ""
     oom: OutOfMemory | None = None
 
     @property
@@ -282,6 +284,7 @@ def from_ends(
         detail = cause
         evidence = f"process {first.pid} of rank {first.rank} ended by {detail} in phase {first.phase}"
         evidence += f"\n{first.raised.traceback}" if first.raised is not None else ""
+        evidence += f"\n{first.crash}" if first.crash else ""
         since = first.noticed_t
     if not first.failed:
         left = [end for end in ends if end.failed]

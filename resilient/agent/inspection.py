@@ -25,6 +25,11 @@ ANSWER_S = 1.5  # in which stacks are expected: a rank answers when it next gets
 STOPS_S = 1.0  # in which a process that ran for its stacks has stopped again: it takes the signal when it next gets a core
 EXITING = 0x4  # PF_EXITING among the flags of a process, see the kernel's sched.h
 _libc = ctypes.CDLL(None)
+CRASH = "Fatal Python error: "  # with which faulthandler begins
+_ABOVE = f'  File "{Path(__file__).with_name("bootstrap.py")}", '  # our own functions, which have called the entry point
+_MODULES = "\nExtension modules: "  # that are loaded
+CRASH_CHARS = 2000  # of what it says; the innermost functions are first
+CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})  # that it tells of
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -40,6 +45,20 @@ def answer_with_stacks(path: Path) -> None:
     file.write(f"{frame.f_code.co_name}\n")
     file.flush()
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
+    if not faulthandler.is_enabled():  # by PYTHONFAULTHANDLER, whose user looks for it in the log
+        faulthandler.enable(file=file, all_threads=False)
+
+
+def crash_of(path: Path) -> str:
+    """Where a worker was that has crashed, as `faulthandler` has it, from `Fatal Python error` on; "" where it has not said so.
+
+    Args:
+        path: as `answer_with_stacks` had it.
+    """
+    with contextlib.suppress(OSError):
+        _, found, crash = path.read_text(errors="replace").rpartition(CRASH)
+        return f"{found}{crash.partition(_ABOVE)[0].partition(_MODULES)[0]}"[:CRASH_CHARS].rstrip() if found else ""
+    return ""
 
 
 def state_of(pid: int) -> str:

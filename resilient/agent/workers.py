@@ -180,6 +180,7 @@ class Workers:
             phase=activity.phase,
             raised=rank.raised,
             log=rank.output.tail() + self._of_gpus() if exitcode != 0 else "",
+            crash=inspection.crash_of(_stacks_of(rank.region)) if -exitcode in inspection.CRASHES else "",
             oom=self._oom.ended(rank.process.pid or 0) if exitcode == -signal.SIGKILL else None,
         )
         return rank.end

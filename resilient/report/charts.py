@@ -60,8 +60,8 @@ def by_step(past: Past) -> str:
         return ""
     x = Scale(min(ends) - 1, max(*ends, min(ends) + 1), LEFT, WIDTH - RIGHT)
     spans = [
-        (number, job, job.first_step - 1, job.last_step)
-        for number, job in enumerate(past.jobs, 1)
+        (which, job, job.first_step - 1, job.last_step)
+        for which, job in enumerate(past.jobs, 1)
         if job.first_step is not None and job.last_step is not None
     ]
     faults = [(float(fault.step), fault) for fault in past.faults if fault.step is not None]

@@ -47,7 +47,7 @@ class Case:
 
 THAT_END = [
     Case("worker_kill", "SIGKILL"),
-    Case("worker_segv", "SIGSEGV"),
+    Case("worker_segv", "Fatal Python error: Segmentation fault"),
     Case("worker_raise", "InjectedError: a fault was injected here (rank 1"),
     Case("worker_exit", "exit code 3"),
     Case("worker_memory_error", "MemoryError"),

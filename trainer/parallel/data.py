@@ -17,9 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from trainer.model import GPT
 
+# As torch calls it from 2.12 on, and before.
+REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by the config's `train.precision`, decided
 
 # Of outputs that tensor parallelism gives, which are views; nobody changes them in place.
@@ -54,7 +57,7 @@ class _Float32ReduceScatter(ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
-        work: dist.Work | None = dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        work: dist.Work | None = getattr(dist, REDUCE_SCATTER)(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         return work
 
 
@@ -75,7 +78,14 @@ def begin_backward(model: nn.Module, *, reduce: bool, reshard: bool) -> None:
 def sharded_groups(model: nn.Module) -> list[FSDPParamGroup]:
     """What is put together and reduced at once: what is around the layers, then the layers in their order."""
     states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-    return [group for state in states for group in state._fsdp_param_groups]
+    return [group for state in states for group in _groups(state)]
+
+
+def _groups(state: FSDPState) -> list[FSDPParamGroup]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    group = state._fsdp_param_group  # before torch 2.12 there is one at the most
+    return [] if group is None else [group]
 
 
 def reduce_now(group: FSDPParamGroup) -> None:

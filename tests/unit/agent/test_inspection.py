@@ -66,6 +66,28 @@ def worker(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, Path]]]:
             each.stdout.close()
 
 
+@pytest.mark.parametrize(("crash", "words"), [(signal.SIGSEGV, "Segmentation fault"), (signal.SIGABRT, "Aborted")])
+def test_a_process_that_crashes_says_where_it_was(worker: Callable[[str], tuple[int, Path]], crash: signal.Signals, words: str):
+    pid, path = worker("sleep")
+    assert inspection.crash_of(path) == "", "where it was before, when it was asked, is no crash"
+    os.kill(pid, crash)
+    becomes(pid, "Z")
+    first, *lines = inspection.crash_of(path).splitlines()
+    assert first == f"Fatal Python error: {words}"
+    assert any(line.endswith("in here") for line in lines), lines
+    assert "Extension modules" not in "\n".join(lines)
+    assert inspection.crash_of(path.with_name("nowhere")) == ""
+
+
+def test_who_has_asked_python_for_it_finds_a_crash_in_the_log(tmp_path: Path):
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONFAULTHANDLER": "1"}
+    code = "from resilient.agent.inspection import answer_with_stacks\nimport os, sys, pathlib\n"
+    code += "answer_with_stacks(pathlib.Path(sys.argv[1]))\nos.abort()\n"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "stacks")], env=environ, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGABRT and b"Fatal Python error: Aborted" in done.stderr
+    assert inspection.crash_of(tmp_path / "stacks") == ""
+
+
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     becomes(pid, "T")

@@ -143,6 +143,7 @@ def test_neither_the_secret_nor_a_key_is_on_the_wire():
             while data := await reader.read(4096):
                 heard.extend(data)
                 writer.write(data)
+            writer.close()  # from Python 3.12 on a server waits for its connections
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             there = await asyncio.open_connection(*house.address[:2])

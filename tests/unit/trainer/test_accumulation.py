@@ -12,10 +12,11 @@ import pytest
 import torch.distributed as dist
 from layouts import BASE, Lines, Sections, merged, name_of, reduction, spread
 from soak import soaked, soaked_after
-from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config
+from trainer_ranks import GATHER, VOCABULARY, run_ranks, steps, textbook, train, trained, write_config
 
 from resilient.worker import load_config, settle
 from trainer.memory import memory
+from trainer.parallel.data import REDUCE_SCATTER, sharded_groups
 from trainer.shape import shape_of
 
 Layout = tuple[int, int, int]  # tp, pp, dp
@@ -95,7 +96,6 @@ def test_bf16_gradients_train_like_fp32_ones(dataset: Path, tmp_path: Path, coun
 
 def held(config: Path) -> tuple[int, int]:
     """This pipeline rank, and the most bytes of gradients that it holds between two backward passes of a step."""
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.pipelining import PipelineStage
 
     most = 0
@@ -109,9 +109,7 @@ def held(config: Path) -> tuple[int, int]:
     def measured(self: PipelineStage, *args: Any, **options: Any) -> Any:
         nonlocal most
         found = backward(self, *args, **options)
-        modules = [module for module in self.submod.modules() if isinstance(module, FSDPModule)]
-        groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
-        most = max(most, sum(bytes_of(parameter) for group in groups for parameter in group.fsdp_params))
+        most = max(most, sum(bytes_of(parameter) for group in sharded_groups(self.submod) for parameter in group.fsdp_params))
         return found
 
     with mock.patch.object(PipelineStage, "backward_one_chunk", measured):
@@ -156,7 +154,7 @@ def exchanged(config: Path) -> list[tuple[int, int]]:
 
     found: list[tuple[int, int]] = []
     counts = {"gather": 0, "reduce": 0}
-    whole, gather, reduce = Trainer._gradients, dist.all_gather_single, dist.reduce_scatter_single
+    whole, gather, reduce = Trainer._gradients, getattr(dist, GATHER), getattr(dist, REDUCE_SCATTER)
 
     def counted(kind: str, collective: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -172,8 +170,8 @@ def exchanged(config: Path) -> list[tuple[int, int]]:
         return result
 
     with (
-        mock.patch.object(dist, "all_gather_single", counted("gather", gather)),
-        mock.patch.object(dist, "reduce_scatter_single", counted("reduce", reduce)),
+        mock.patch.object(dist, GATHER, counted("gather", gather)),
+        mock.patch.object(dist, REDUCE_SCATTER, counted("reduce", reduce)),
         mock.patch.object(Trainer, "_gradients", step),
     ):
         train(config)
@@ -209,7 +207,7 @@ def reduced(config: Path) -> list[tuple[int, int]]:
     from trainer.engine import Pipelined
 
     found: list[tuple[int, int]] = []
-    whole, reduce = Pipelined.train, dist.reduce_scatter_single
+    whole, reduce = Pipelined.train, getattr(dist, REDUCE_SCATTER)
     passes = ("backward_one_chunk", "backward_weight_one_chunk")
     inside, begun = 0, []
 
@@ -236,7 +234,7 @@ def reduced(config: Path) -> list[tuple[int, int]]:
     with ExitStack() as patches:
         for name in passes:
             patches.enter_context(mock.patch.object(PipelineStage, name, within(getattr(PipelineStage, name))))
-        patches.enter_context(mock.patch.object(dist, "reduce_scatter_single", counted))
+        patches.enter_context(mock.patch.object(dist, REDUCE_SCATTER, counted))
         patches.enter_context(mock.patch.object(Pipelined, "train", step))
         train(config)
     return found

@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from layouts import BASE, merged, spread
-from trainer_ranks import run_ranks, train, write_config, write_dataset
+from trainer_ranks import GATHER, run_ranks, train, write_config, write_dataset
 
 from resilient.config import Config
 from resilient.worker import settle
 from trainer import engine
 from trainer.computing import Computing, computing_of
 from trainer.device import Host, StandIn
+from trainer.parallel.data import REDUCE_SCATTER
 
 FORWARD_S, BACKWARD_S, WAITING_S = 1.0, 2.0, 100.0
 
@@ -87,7 +88,7 @@ def exchanged(config: Path) -> tuple[int, int, int]:
 
         return call
 
-    names = ("all_gather_single", "reduce_scatter_single", "all_reduce")
+    names = (GATHER, REDUCE_SCATTER, "all_reduce")
     with (
         mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in names}),
         mock.patch.object(engine, "computing_of", lambda *_: Computing(meter)),

@@ -12,6 +12,7 @@ from soak import soaked, soaked_after
 from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, trained, write_config
 
 from resilient.worker import load_config, settle
+from trainer.parallel.data import REDUCE_SCATTER
 
 STEPS = 2  # the second one's loss shows the first one's update
 BASE: Sections = {
@@ -122,7 +123,7 @@ def _reduced(config: Path) -> set[tuple[str, str]]:
 
         return call
 
-    names = ("all_reduce", "reduce_scatter_single")
+    names = ("all_reduce", REDUCE_SCATTER)
     with mock.patch.multiple(dist, **{name: watched(name) for name in names}):
         run(load_config(config, []))
     return found
@@ -132,7 +133,7 @@ def test_gradients_of_bf16_are_summed_up_in_fp32_within_groups_and_between_them(
     sections: Sections = {"train": {"precision": "bf16", "grad_dtype": "bf16", "steps": 1}}
     config = write_config(tmp_path, dataset, **merged(BASE, parallel((1, 2, 2, 1)), sections))
     for found in run_ranks(4, _reduced, config):
-        assert found == {("reduce_scatter_single", "torch.float32"), ("all_reduce", "torch.float32")}
+        assert found == {(REDUCE_SCATTER, "torch.float32"), ("all_reduce", "torch.float32")}
 
 
 def _kept(config: Path) -> dict[str, tuple[int, bytes]]:

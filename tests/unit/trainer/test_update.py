@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 import torch
 from soak import soaked_after
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
@@ -256,7 +256,11 @@ def mesh() -> Iterator[DeviceMesh]:
 def test_adamw_is_that_of_torch_and_asks_for_no_operation_over_distributed_tensors(mesh: DeviceMesh, skipped: float | None):
     torch.manual_seed(3)
     placements = [Shard(0), Shard(1), Replicate()]
-    parameters, twins = ([nn.Parameter(distribute_tensor(torch.ones(4, 6), mesh, [each])) for each in placements] for _ in "ab")
+
+    def part(of: Tensor, placement: Any) -> Tensor:
+        return distribute_tensor(of, mesh, [placement], src_data_rank=None)  # by nothing that the other rank would send
+
+    parameters, twins = ([nn.Parameter(part(torch.ones(4, 6), each)) for each in placements] for _ in "ab")
     ours = AdamW(parameters, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     theirs = torch.optim.AdamW(twins, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
     with_state(ours)
@@ -266,7 +270,7 @@ def test_adamw_is_that_of_torch_and_asks_for_no_operation_over_distributed_tenso
     for _ in range(3):
         for each, twin, placement in zip(parameters, twins, placements, strict=True):
             gradient = torch.randn(4, 6)
-            each.grad, twin.grad = (distribute_tensor(gradient.clone(), mesh, [placement]) for _ in "ab")
+            each.grad, twin.grad = (part(gradient.clone(), placement) for _ in "ab")
         with _Sharded() as sharded:
             ours.step()
         theirs.step()

@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import yaml
 from forked import CONTEXT, forked
@@ -32,6 +33,8 @@ from trainer.weights import initialize
 
 _PATIENCE_S = 300
 
+# What FSDP calls, as torch has it from 2.12 on, and before.
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 VOCABULARY = 61
 STEPS = 8
 
