@@ -31,6 +31,11 @@ class ReducingStage(PipelineStage):
         super().__init__(model, model.stage.index, model.stage.count, device, group=group)
         self._every = every
 
+    def _prepare_forward_infra(self, *args: Any, **options: Any) -> Any:
+        """Random numbers are as before: torch 2.11 computes the stage here, once more in a rank that has started again."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            return super()._prepare_forward_infra(*args, **options)
+
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Result:
         reduce = last_backward or self._every
         if backward_type == "input" or not reduce:
