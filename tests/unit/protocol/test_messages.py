@@ -38,7 +38,7 @@ def test_a_report_arrives_as_it_was_sent():
 def test_the_end_of_a_worker_arrives_with_all_that_is_known_of_it():
     raised = Raised("ValueError", "no", "Traceback", 1.0, final=78)
     oom = OutOfMemory("/job", 1 << 30, None, "dmesg")
-    sent = WorkerEnded(generation=1, end=WorkerEnd(0, 0, 7, -9, 1.0, 4, "step", raised, "log", oom), stopped=False)
+    sent = WorkerEnded(generation=1, end=WorkerEnd(0, 0, 7, -9, 1.0, 4, "step", raised, "log", "crash", oom), stopped=False)
     assert Decoder[AgentMessage](AgentMessage).feed(encode(sent)) == [sent]
 
 
