@@ -63,6 +63,7 @@ TABLE: dict[int, Meaning] = {
     156: Meaning("note", "a resource was retired, and is replaced at the next reset"),
     158: Meaning("replace", "the GPU failed for good"),
 }
+_OF_MEMORY = frozenset({94})  # the program is all that was lost, but the GPU's memory is at fault
 UNKNOWN = Meaning("note", "unknown to us")
 # What Xid 154 says in words stands for what is to be done.
 _ACTIONS: tuple[tuple[str, Class], ...] = (("Node Reboot Required", "replace"), ("GPU Reset Required", "reset"), ("Drain", "reset"))
@@ -89,7 +90,7 @@ class Xid:
     @property
     def over(self) -> bool:
         """Whether it ended with the program that it was about: the GPU, and what other processes hold on it, are as before."""
-        return self.verdict == "application"
+        return self.verdict == "application" and self.number not in _OF_MEMORY
 
     @property
     def unfit(self) -> bool:

@@ -24,6 +24,7 @@ from resilient.protocol.messages import Ready, Start
 from resilient.xids import Xid, parse
 
 BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+ECC = "NVRM: Xid (PCI:0000:3b:00): 94, pid=7, name=rank0, Contained: SM (0x1). RST: No, D-RST: No"
 OWN = "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=rank0, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS"
 START = Start(1, 0, 1, "n0", 1, 1.0, 1.0, 1.0, world_size=2, devices=(0, 1))
 
@@ -85,8 +86,9 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
     return found
 
 
-def test_a_node_is_checked_again_after_a_fault_of_its_gpus(tmp_path: Path, checks: Checks):
-    faults = list(parse([BUS]))
+@pytest.mark.parametrize("line", [BUS, ECC], ids=["bus", "memory"])
+def test_a_node_is_checked_again_after_a_fault_of_its_gpus(tmp_path: Path, checks: Checks, line: str):
+    faults = list(parse([line]))
     agent = Agent(tmp_path, faults)
     agent.go_on()
     assert [spec.gpu_faults for spec in checks.specs] == [tuple(faults)]
