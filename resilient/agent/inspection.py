@@ -87,7 +87,9 @@ def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
     of the main thread, the most recent call first, and is empty where it did not answer; other threads and the standing are left to
     others.
     """
+    able = {rank for rank, (pid, _) in workers.items() if _handles_signal(pid)}
     states, shares = _shares({rank: pid for rank, (pid, _) in workers.items()})
+    able |= {rank for rank, (pid, _) in workers.items() if _handles_signal(pid)}  # who answered somebody else before has done so
     sizes = {rank: _size(stacks) for rank, (_, stacks) in workers.items()}
     stopped = {rank: workers[rank] for rank, state in states.items() if state == "T"}
     asked_t = time.monotonic()
@@ -95,7 +97,7 @@ def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
         if rank not in stopped:
             _ask(pid)
     stacks_by_rank = stacks_of_stopped(stopped) if len(stopped) < len(workers) else {}
-    asked = [(pid, stacks, sizes[rank]) for rank, (pid, stacks) in workers.items() if rank not in stopped]
+    asked = [(pid, stacks, sizes[rank]) for rank, (pid, stacks) in workers.items() if rank in able - stopped.keys()]
     _wait_for_stacks(asked, asked_t + ANSWER_S)
     found = {}
     for rank, (_, stacks) in workers.items():
@@ -148,10 +150,15 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
 
 
 def _wait_for_stacks(asked: Collection[tuple[int, Path, int]], deadline: float) -> None:
-    """Wait until all that can answer have. Args: asked: process id, file, and how long it was before."""
+    """Wait until all have answered that can. A process has the signal blocked while it answers.
+
+    Args:
+        asked: process id, file, and how long it was before; of processes that handle the signal.
+    """
 
     def silent(pid: int, stacks: Path, size: int) -> bool:
-        return not _from(stacks, size)[1] and state_of(pid) in ("R", "S") and _handles_signal(pid)
+        lines, whole = _from(stacks, size)
+        return not whole and state_of(pid) in (("R", "S", "D") if lines else ("R", "S"))
 
     while any(silent(*each) for each in asked) and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -131,6 +131,37 @@ def test_what_it_takes_to_answer_is_not_held_against_a_process_that_sleeps(tmp_p
             process.kill()
 
 
+HESITANT = """
+import signal, sys, time
+from resilient.agent.inspection import STACKS_SIGNAL
+file = open(sys.argv[1], "w")
+print("<module>", file=file, flush=True)
+def answer(*_):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [STACKS_SIGNAL])  # as the kernel does for faulthandler
+    print("Current thread (most recent call first):", file=file, flush=True)
+    time.sleep(0.3)  # waits for a core
+    print('  File "x", line 1 in <module>', file=file, flush=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACKS_SIGNAL])
+signal.signal(STACKS_SIGNAL, answer)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_an_answer_that_has_begun_is_waited_for(tmp_path: Path):
+    words = [sys.executable, "-c", HESITANT, str(tmp_path / "stacks")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            for _ in range(2):
+                found = inspection.inspect({0: (process.pid, tmp_path / "stacks")})[0].stacks
+                assert found.endswith("in <module>\n"), found
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("begin", [(), ("-m", "as_a_module")], ids=["a script", "a module, as agents are"])
 def test_a_stopped_process_is_stopped_again_as_soon_as_it_has_answered(
     worker: Callable[..., tuple[int, Path]], begin: tuple[str, ...]
