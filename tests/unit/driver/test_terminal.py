@@ -1,5 +1,6 @@
 """What is printed reaches its stream; a stream that does not take it holds nobody up."""
 
+import contextlib
 import io
 import os
 import sys
@@ -26,6 +27,7 @@ def test_text_arrives_whole_and_in_order():
 def test_a_stream_that_does_not_take_it_holds_nobody_up_and_the_oldest_text_is_left_out(monkeypatch):
     monkeypatch.setattr(terminal, "KEPT_CHARACTERS", 1000)
     reading, writing = os.pipe()
+    _fill(writing)
     with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "w") as writer:
         stream = PatientStream(writer)
         for number in range(100_000):
@@ -45,6 +47,15 @@ def test_a_stream_that_does_not_take_it_holds_nobody_up_and_the_oldest_text_is_l
         thread.join()
     numbers = [int(line) for line in received.split()]
     assert numbers == sorted(numbers) and numbers[-1] == 99_999 and len(numbers) < 100_000
+
+
+def _fill(pipe: int) -> None:
+    """Line feeds, until the pipe takes no more: whoever writes next waits, whatever its thread had time for before."""
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe, b"\n")
+    os.set_blocking(pipe, True)
 
 
 def test_a_stream_whose_reader_has_gone_ends_nothing():
