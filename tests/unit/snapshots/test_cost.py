@@ -1,5 +1,6 @@
 """What a snapshot of every step costs, in messages and in operations, whatever the number of nodes."""
 
+import gc
 import statistics
 import sys
 from typing import Any
@@ -14,7 +15,10 @@ NODES = (64, 512)
 
 
 class Operations:
-    """Counts the lines and calls of the snapshot core, and of what it calls in Python, as long as it is open."""
+    """Counts the lines and calls of the snapshot core, and of what it calls in Python, as long as it is open.
+
+    No garbage is collected meanwhile: what other tests have left may have destructors.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,12 +28,14 @@ class Operations:
         return self._trace
 
     def __enter__(self) -> "Operations":
+        gc.disable()
         self._before = sys.gettrace()
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
+        gc.enable()
 
 
 def running(nodes: int) -> Course:
