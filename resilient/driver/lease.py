@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from checkpoint.locks import flock
+from checkpoint.locks import flock, has_no_links
 from checkpoint.run_lease import LEASE, LEASE_S, LOCK, PATIENCE_S, POLL_S, RENEW_S, Owner, holder, machine_id, read
 from resilient import pid_namespace
 from resilient.exits import EnvironmentUnusable
@@ -164,9 +164,16 @@ class RunLease:
         if fresh:
             try:
                 os.link(self._own, self._path)
-            except FileExistsError:
+            except FileExistsError as error:
+                if self._path.is_symlink() and not self._path.exists():
+                    raise FileExistsError(errno.EEXIST, error.strerror, str(self._path)) from None
                 return False
-            return True
+            except OSError as error:
+                if not has_no_links(error):
+                    raise
+                settle = True  # two that take it at one moment are told apart as those that take an expired one
+            else:
+                return True
         os.rename(self._own, self._path)  # noqa: PTH104 - beside os.link
         if settle:
             time.sleep(SETTLE_S)
