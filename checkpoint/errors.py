@@ -6,6 +6,7 @@ Every message says what, where, and what to do.
 """
 
 import errno
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,12 @@ def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
         return CheckpointError(f"{path / name} cannot be read: {error.strerror}; {advice}")
     kind = UnreachableCheckpoint if error.errno in AWAY else DamagedCheckpoint
     return kind(path, f"{name} cannot be read: {error.strerror}")
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raises OSError where a file of a checkpoint is a named pipe: whoever opens it waits for its other end."""
+    if stat.S_ISFIFO(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe", str(path))
 
 
 @contextmanager
