@@ -6,6 +6,7 @@ Every message says what, where, and what to do.
 """
 
 import errno
+import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,29 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
+
+
+@contextmanager
+def inodes_told_apart() -> Iterator[None]:
+    """A file system without inodes says that no space is left, and `df` shows that there is some: it is told as what it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is not None and has_no_inodes(Path(error.filename)):
+            raise OSError(errno.ENOSPC, "No inodes are left", error.filename) from error
+        raise
+
+
+def has_no_inodes(path: Path) -> bool:
+    """Whether the file system of a path, which need not be there, has none left. Raises OSError."""
+    free = os.statvfs(next(each for each in (path, *path.parents) if each.exists()))
+    return bool(free.f_files) and not free.f_favail
+
+
+def in_words(error: OSError) -> str:
+    """What is wrong, and where, if that is known."""
+    text, place = error.strerror or str(error), str(error.filename or "")
+    return text if place in text else f"{text}: {place}"
 
 
 class CheckpointMismatch(CheckpointError):

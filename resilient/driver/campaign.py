@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from checkpoint import descriptors, fence
-from checkpoint.errors import CheckpointError
+from checkpoint.errors import CheckpointError, inodes_told_apart
 from checkpoint.naming import steps
 from resilient import access, storage
 from resilient.config import Config, ConfigError, Layout, place, write
@@ -231,7 +231,8 @@ def _fenced_below(durable: Path) -> int:
 @contextlib.contextmanager
 def _must_be_writable(run_dir: Path) -> Iterator[None]:
     try:
-        yield
+        with inodes_told_apart():
+            yield
     except OSError as error:
         place = Path(error.filename or run_dir)
         why = f"it is a symbolic link to {place.readlink()}, which is not there" if _leads_nowhere(place) else error.strerror
