@@ -119,6 +119,7 @@ class RunLease:
         self._run_dir = run_dir
         self._path = run_dir / LEASE
         self._own = run_dir / f"{LEASE}.{owner.token}"
+        self._place = _place(run_dir)
         self._seen_t = _boot_time()
 
     @property
@@ -208,9 +209,26 @@ class RunLease:
                 self._own.unlink(missing_ok=True)
             self._seen_t = asked_t
             return None
+        self._stay_locked()
         os.utime(self._path)
         self._seen_t = asked_t
         return None
+
+    def _stay_locked(self) -> None:
+        """Make and lock `.lock` anew where somebody has deleted or replaced it, as a purge of old files does: the lock of a file
+        without a name keeps nobody out. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            must_be_there(self._run_dir, self._lock)
+            return
+        if _place(self._run_dir) != self._place:
+            return  # another directory is there
+        path = self._run_dir / LOCK
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            if _flock(fd, path):
+                os.dup2(fd, self._lock, inheritable=False)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Give the lease up."""
@@ -245,6 +263,15 @@ def _inode(fd: int, unknown: int) -> int:
         return os.fstat(fd).st_ino
     except OSError:
         return unknown
+
+
+def _place(directory: Path) -> tuple[int, int] | None:
+    """Which directory it is; None where it cannot be seen."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _owner(pid: int, machine: str, token: str) -> Owner:

@@ -250,3 +250,20 @@ def test_a_lease_that_is_a_link_to_nothing_is_not_waited_for(tmp_path: Path):
     with pytest.raises(FileExistsError) as refused:
         RunLease(tmp_path)
     assert refused.value.filename == str(tmp_path / lease.LEASE)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lock_that_somebody_deleted_or_replaced_is_made_anew_and_keeps_others_out(tmp_path: Path, replaced: bool):
+    mine = RunLease(tmp_path)
+    (tmp_path / lease.LOCK).rename(tmp_path / "old")  # its inode is not used again
+    if replaced:
+        (tmp_path / lease.LOCK).write_text("")
+    assert holder(tmp_path) is None
+    assert mine.renew() is None
+    assert holder(tmp_path) == mine.owner
+    lease.must_be_there(tmp_path, mine.lock_fd)
+    newcomer = Process(tmp_path, lease.machine_id())
+    assert newcomer.said() == ""
+    newcomer.close()
+    mine.close()
+    assert holder(tmp_path) is None
