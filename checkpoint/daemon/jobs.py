@@ -29,6 +29,7 @@ from checkpoint.errors import (
     UnreachableCheckpoint,
     in_words,
     inodes_told_apart,
+    naming,
 )
 from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
@@ -307,8 +308,10 @@ class Jobs:
         return await self._commit(tier, job, job.request, began)
 
     async def _in_thread(self, tier: Tier, work: Callable[[], T]) -> T:
+        root = tier.root or self._snapshots.buffers.root
+
         def told() -> T:
-            with inodes_told_apart():
+            with inodes_told_apart(), naming(root):
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(tier.pool, told)

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,23 @@ from checkpoint import safe_dir
 from checkpoint.errors import in_words, inodes_told_apart
 from checkpoint.protocol import TierTrouble
 
+FEW_INODES = "size=1m,nr_inodes=3"  # room, and inodes for the root and two more
 
-@pytest.fixture
-def few_inodes(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room, and with inodes for the root and two more."""
-    path = tmp_path / "few"
+
+@contextmanager
+def disk(path: Path, options: str) -> Iterator[Path]:
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=3,mode=700", "tmpfs", path], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", path], check=True)
     try:
         yield path
     finally:
         subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.fixture
+def few_inodes(tmp_path: Path) -> Iterator[Path]:
+    with disk(tmp_path / "few", FEW_INODES) as path:
+        yield path
 
 
 @needs_root
@@ -57,20 +64,26 @@ def test_a_directory_of_somebody_else_is_named_once(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_tier_without_inodes_is_told_as_that(lab: Callable[..., Lab], few_inodes: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"), [(FEW_INODES, "No inodes are left"), ("size=8k,nr_inodes=999", "No space left on device")]
+)
+def test_a_tier_without_room_is_told_with_what_it_lacks_and_its_place(
+    lab: Callable[..., Lab], tmp_path: Path, options: str, words: str
+) -> None:
     nodes = lab(buffers=2)
     nodes.begin()
     assert nodes.step(1, ("ram", "durable"))
     nodes.wait_durable(1)
     aside = nodes.root.with_name("aside")
     nodes.root.rename(aside)
-    nodes.root.symlink_to(few_inodes)
-    for name in (".fence", ".fence.lock"):
-        (few_inodes / name).write_bytes((aside / name).read_bytes() if (aside / name).exists() else b"")
-    assert nodes.step(2, ("ram", "durable"))
-    nodes.wait(lambda: [each for each in nodes.said if isinstance(each, TierTrouble)], "trouble")
-    told = next(each for each in nodes.said if isinstance(each, TierTrouble))
-    assert told.errno == errno.ENOSPC and told.detail.startswith(f"No inodes are left: {nodes.root}/step-00000002"), told
-    nodes.root.unlink()
-    aside.rename(nodes.root)
-    nodes.wait_durable(2)
+    with disk(tmp_path / "few", options) as few:
+        nodes.root.symlink_to(few)
+        for name in (".fence", ".fence.lock"):
+            (few / name).write_bytes((aside / name).read_bytes() if (aside / name).exists() else b"")
+        assert nodes.step(2, ("ram", "durable"))
+        nodes.wait(lambda: [each for each in nodes.said if isinstance(each, TierTrouble)], "trouble")
+        told = next(each for each in nodes.said if isinstance(each, TierTrouble))
+        assert told.errno == errno.ENOSPC and told.detail.startswith(f"{words}: {nodes.root}"), told
+        nodes.root.unlink()
+        aside.rename(nodes.root)
+        nodes.wait_durable(2)
