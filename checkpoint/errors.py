@@ -6,6 +6,8 @@ Every message says what, where, and what to do.
 """
 
 import errno
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +60,12 @@ def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
     return kind(path, f"{name} cannot be read: {error.strerror}")
 
 
+def refuse_pipe(path: Path) -> None:
+    """Raises OSError where a file of a checkpoint is a named pipe: whoever opens it waits for its other end."""
+    if stat.S_ISFIFO(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe", str(path))
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Errors of the operating system that name no path, as those of a write do not, name this one."""
@@ -67,6 +75,29 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
+
+
+@contextmanager
+def inodes_told_apart() -> Iterator[None]:
+    """A file system without inodes says that no space is left, and `df` shows that there is some: it is told as what it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is not None and has_no_inodes(Path(error.filename)):
+            raise OSError(errno.ENOSPC, "No inodes are left", error.filename) from error
+        raise
+
+
+def has_no_inodes(path: Path) -> bool:
+    """Whether the file system of a path, which need not be there, has none left. Raises OSError."""
+    free = os.statvfs(next(each for each in (path, *path.parents) if each.exists()))
+    return bool(free.f_files) and not free.f_favail
+
+
+def in_words(error: OSError) -> str:
+    """What is wrong, and where, if that is known."""
+    text, place = error.strerror or str(error), str(error.filename or "")
+    return text if place in text else f"{text}: {place}"
 
 
 class CheckpointMismatch(CheckpointError):

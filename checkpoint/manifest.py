@@ -12,7 +12,7 @@ import msgspec
 
 from checkpoint import sealed
 from checkpoint.described import Count, Crc, Generation, Step, converted
-from checkpoint.errors import DamagedCheckpoint, unreadable
+from checkpoint.errors import DamagedCheckpoint, refuse_pipe, unreadable
 from checkpoint.naming import step_of
 from checkpoint.safe_name import checkpoint_name
 
@@ -68,6 +68,7 @@ def read(path: Path, *, step: int | None = None) -> Manifest:
     Raises DamagedCheckpoint.
     """
     try:
+        refuse_pipe(path / NAME)
         text = (path / NAME).read_bytes()
     except OSError as error:
         raise unreadable(path, NAME, error) from error

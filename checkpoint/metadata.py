@@ -18,7 +18,7 @@ import msgspec
 from checkpoint import manifest, state
 from checkpoint.described import Generation, Lengths, Parts, Step, array_of, converted, must_be_few, parsed
 from checkpoint.elements import BITS_OF
-from checkpoint.errors import DamagedCheckpoint, unreadable
+from checkpoint.errors import DamagedCheckpoint, refuse_pipe, unreadable
 from checkpoint.layout import ArrayInfo
 from checkpoint.state import JSON
 
@@ -115,6 +115,7 @@ def read(path: Path, files: Mapping[str, manifest.FileEntry]) -> Contents:
 def text(path: Path, expected: manifest.FileEntry | None) -> bytes:
     """The root's `zarr.json` in a directory, compared with its entry. Raises DamagedCheckpoint."""
     try:
+        refuse_pipe(path / NAME)
         found = (path / NAME).read_bytes()
     except OSError as error:
         raise unreadable(path, NAME, error) from error

@@ -142,7 +142,12 @@ def _descend(path: Path, base: Path, *, make: bool, close: bool, follow: bool) -
             _check(at, os.fstat(fd), last=not names)
         for place, name in enumerate(names):
             at, last = at / name, place == len(names) - 1
-            below = _step(fd, at, last=last, make=make, follow=follow)
+            try:
+                below = _step(fd, at, last=last, make=make, follow=follow)
+            except OSError as error:
+                if error.filename == name:  # below the descriptor
+                    error.filename = str(at)
+                raise
             if isinstance(below, Path):
                 return Path(os.path.normpath(below.joinpath(*names[place + 1 :])))
             os.close(fd)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from checkpoint import direct
-from checkpoint.errors import DamagedCheckpoint, unreadable
+from checkpoint.errors import DamagedCheckpoint, refuse_pipe, unreadable
 from checkpoint.layout import ChunkRun, Shard
 from checkpoint.manifest import FileEntry
 from checkpoint.open_files import OpenFiles
@@ -102,6 +102,7 @@ class DirectorySource(Source):
     def _checked(self, shard: Shard) -> int:
         """The shard file, whose size is as it must be."""
         try:
+            refuse_pipe(self.path / shard.path)
             fd = direct.open_to_read(self.path / shard.path)
         except OSError as error:
             raise unreadable(self.path, shard.path, error) from error

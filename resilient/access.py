@@ -34,6 +34,9 @@ CONTROL = (
 )
 """Files of a run directory that say what is run, written or removed."""
 
+READ = (*CONTROL, ledger.EVENTS, ledger.METRICS)
+"""Files of a run directory that commands open."""
+
 
 def restrict(mode: Mode) -> None:
     """From now on this process and its children make files for those only who may read them."""
@@ -64,16 +67,17 @@ def must_be_ours(config_file: Path | None, run_dir: Path, mode: Mode) -> None:
         paths.insert(0, config_file)
     try:
         why = first_not_obeyed(paths, group=mode == "group")
-        _must_be_files([run_dir / name for name in (*CONTROL, ledger.EVENTS, ledger.METRICS)])
+        must_be_files(run_dir, READ)
     except OSError as error:
         raise EnvironmentUnusable(f"cannot read {error.filename}: {error.strerror}") from error
     if why is not None:
         raise EnvironmentUnusable(f"{why}. To trust the members of your groups, set `run_dir_mode: group`")
 
 
-def _must_be_files(paths: Sequence[Path]) -> None:
-    """Raises EnvironmentUnusable, OSError."""
-    for path in paths:
+def must_be_files(directory: Path, names: Sequence[str]) -> None:
+    """Raises EnvironmentUnusable where one of them is a pipe, a socket or a device, for who opens a pipe waits for its other end;
+    OSError."""
+    for path in (directory / name for name in names):
         try:
             found = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):

@@ -125,9 +125,15 @@ def diagnose(
         tried=tried,
         logs=_logs([*alike, last], agents),
         advice=_advise(code, last, checkpoint),
-        also=message.partition(last["evidence"].rstrip())[2].strip("; \n"),
+        also=_behind(message, last["evidence"].rstrip()).strip("; \n"),
         alone=alone,
     )
+
+
+def _behind(message: str, evidence: str) -> str:
+    """What a message says after the evidence, which the reason before it may have in it, too."""
+    _, found, after = message.rpartition(evidence)
+    return after if found else ""
 
 
 def _last_job(events: Iterable[Line], known: Iterable[int]) -> tuple[list[Line], int | None, str]:

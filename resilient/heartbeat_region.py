@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from checkpoint.errors import naming
 from checkpoint.typed import built
 from resilient import clock
 
@@ -239,7 +240,8 @@ class AgentRegion(_Mapped):
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             found = os.fstatvfs(fd)
-            os.posix_fallocate(fd, 0, _HEADER_BYTES + ring_bytes(found.f_bavail * found.f_frsize))
+            with naming(path):
+                os.posix_fallocate(fd, 0, _HEADER_BYTES + ring_bytes(found.f_bavail * found.f_frsize))
             super().__init__(fd)
         except OSError:
             path.unlink()

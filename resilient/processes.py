@@ -12,6 +12,7 @@ import psutil
 
 from checkpoint.ownership import user_name
 from resilient import ledger, pid_namespace
+from resilient.access import READ, must_be_files
 from resilient.agent.memory import region_directories
 from resilient.driver.lease import Owner, holder, machine_id
 from resilient.exits import EnvironmentUnusable
@@ -22,7 +23,11 @@ DRIVER = "driver"
 
 
 def must_be_run_directory(run_dir: Path) -> None:
-    """Raises EnvironmentUnusable if it is none."""
+    """Raises EnvironmentUnusable if it is none, or where a file of it is a pipe or a device, which would be waited for."""
+    try:
+        must_be_files(run_dir, READ)
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot read {error.filename}: {error.strerror}") from error
     if not any(part.is_file() for part in ledger.parts(run_dir / ledger.EVENTS)):
         raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
 

@@ -5,6 +5,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,7 +30,7 @@ from resilient.json_output import print_json
 from resilient.past.fold import Past
 from resilient.past.record import Reader
 from resilient.picture import picture
-from resilient.processes import local_pids, must_be_run_directory
+from resilient.processes import DRIVER, local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN
 from resilient.slurm.chain import fold, whole
@@ -79,6 +80,7 @@ class Summary:
     chain_goodput: float | None = None  # with the time in the queue
     expected_end_t: float | None = None  # unix seconds
     unfollowed: bool = False  # the chain is not over, and no job of it runs or waits
+    unwritten: str | None = None  # of one that runs: why its run directory cannot tell what happens now, where that is seen
     pids: dict[str, int] = field(default_factory=dict)  # of this machine: as `processes.local_pids` names them
     forked_from: dict[str, Any] | None = None  # the parent's run directory and name, the step, and what was changed
     accepted: list[dict[str, Any]] = field(default_factory=list)  # keys that changed since the campaign began, by --accept
@@ -147,10 +149,24 @@ def inspect(run_dir: Path, reader: Reader | None = None) -> Summary:
     add_identity(summary, identity.read(run_dir), run_dir.absolute().name)
     summary.bad_nodes = [asdict(each) for each in bad_nodes(run_dir, now)]
     summary.pids = pids
+    if summary.state == "running":
+        summary.unwritten = _unwritten(run_dir, here=DRIVER in pids)
     if chain is not None:
         summary.name = summary.name or chain.name
         add_chain(summary, list(whole(ledger.read(run_dir / CHAIN))), asyncio.run(chain.inspect()), now)
     return summary
+
+
+def _unwritten(run_dir: Path, *, here: bool) -> str | None:
+    """Why nothing can be written there; None where that is not seen, as of a quota. Raises OSError.
+
+    Args:
+        here: the driver is on this machine; another one may have the file system mounted in another way.
+    """
+    found = os.statvfs(run_dir)
+    if here and found.f_flag & os.ST_RDONLY:
+        return "its file system is read-only"
+    return None if found.f_bavail else "no space is left"
 
 
 def draw(run_dir: Path, file: Path) -> str:
@@ -202,6 +218,7 @@ def render(summary: Summary) -> Group:
     left = f", {duration(summary.left_s)} left" if summary.left_s and summary.state == "running" else ""
     rows: list[tuple[str, str | None]] = [
         ("campaign", f"{summary.name}: {summary.state}"),
+        ("not written", summary.unwritten and f"{summary.unwritten}: the job keeps in memory what has happened since"),
         ("chain", "no job of it runs or waits: `resilient submit` goes on" if summary.unfollowed else None),
         ("branched off", _origin(summary.forked_from)),
         ("accepted", "; ".join(map(_accepted, summary.accepted)) or None),

@@ -22,7 +22,15 @@ from checkpoint.daemon.shards import Lookup, Root, Superseded, node_shard
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
 from checkpoint.daemon.transfers import FlushedShard
-from checkpoint.errors import CheckpointError, DamagedCheckpoint, StaleGeneration, UnreachableCheckpoint
+from checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    StaleGeneration,
+    UnreachableCheckpoint,
+    in_words,
+    inodes_told_apart,
+    naming,
+)
 from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
 from checkpoint.marked import must_be_there
@@ -252,7 +260,8 @@ class Jobs:
 
         def troubled(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
-            began = self._trouble(tier, f"{error}", error.errno if isinstance(error, OSError) else None)
+            detail, number = (in_words(error), error.errno) if isinstance(error, OSError) else (f"{error}", None)
+            began = self._trouble(tier, detail, number)
             if time.monotonic() >= began + RELEASE_S:
                 self._release(job)
 
@@ -299,7 +308,13 @@ class Jobs:
         return await self._commit(tier, job, job.request, began)
 
     async def _in_thread(self, tier: Tier, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(tier.pool, work)
+        root = tier.root or self._snapshots.buffers.root
+
+        def told() -> T:
+            with inodes_told_apart(), naming(root):
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(tier.pool, told)
 
     def _hold(self, tier: Tier, job: TierJob) -> tuple[ShardManifest, Path]:
         safe_dir.make_private(job.root, trusted=self._snapshots.trusted(job.root))

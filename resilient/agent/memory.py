@@ -17,11 +17,14 @@ from pathlib import Path
 import msgspec
 
 from checkpoint import safe_dir
+from checkpoint.errors import naming
 from checkpoint.typed import built
 from resilient.heartbeat_region import RAISED, Record, salvage
 
 FILE = "agent.json"
 MEMORY = Path("/dev/shm")
+LEAST_BYTES = 1 << 20  # for the heartbeat regions of a node
+LEAST_FILES = 64
 
 
 def region_directory(run_dir: Path, node: int, root: Path = Path("/")) -> Path:
@@ -61,10 +64,22 @@ def region_directories(run_dir: Path) -> list[Path]:
 
 def _in_memory(run_dir: Path, what: str, root: Path = Path("/")) -> Path:
     """Found by run directory, node and owner; the random part of the name keeps others from making it first."""
-    memory = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    parent, prefix = root / memory.relative_to("/"), f"{_prefix(run_dir)}-{what}"
-    found = safe_dir.find(parent, prefix)
-    return found[0] if found else safe_dir.new(parent, prefix)
+    parents = [root / place.relative_to("/") for place in (MEMORY, Path(tempfile.gettempdir()))]
+    prefix = f"{_prefix(run_dir)}-{what}"
+    for parent in parents:
+        if found := safe_dir.find(parent, prefix):
+            return found[0]
+    return safe_dir.new(next(filter(_has_room, parents), parents[-1]), prefix)
+
+
+def _has_room(parent: Path) -> bool:
+    """Whether what a node keeps can be made there: other jobs may have left RAM full."""
+    try:
+        free = os.statvfs(parent)
+    except OSError:
+        return False
+    room = free.f_bavail * free.f_frsize >= LEAST_BYTES and (not free.f_files or free.f_favail >= LEAST_FILES)
+    return room and os.access(parent, os.W_OK)
 
 
 def _prefix(run_dir: Path) -> str:
@@ -124,7 +139,8 @@ def leave_record(regions: Path, driver: str, addr: str = "") -> None:
     """Say that this process is the agent; the directory of its heartbeat regions is there. Raises OSError."""
     path = regions / FILE
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver, addr))))
+    with naming(new):
+        new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver, addr))))
     new.replace(path)
 
 

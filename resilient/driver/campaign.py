@@ -13,9 +13,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from checkpoint import descriptors
-from checkpoint.errors import CheckpointError
-from checkpoint.fence import newest_generation
+from checkpoint import descriptors, fence
+from checkpoint.errors import CheckpointError, inodes_told_apart
 from checkpoint.naming import steps
 from resilient import access, storage
 from resilient.config import Config, ConfigError, Layout, place, write
@@ -124,6 +123,7 @@ def run_campaign(
 def _storage(config: Config, committed: int | None, allocation: Allocation | None) -> storage.Storage:
     """The campaign's storage; raises as `storage_of` and `listening_addresses`."""
     with _followed_where_unusable(config, committed, allocation):
+        access.must_be_files(config.checkpoint.tiers[-1].path, (storage.IDENTITY, fence.FENCE, fence.LOCK))
         found = storage.storage_of(config, config.cluster.slots, committed)
         listening_addresses(config, allocation)
         return found
@@ -223,7 +223,7 @@ def _fenced_below(durable: Path) -> int:
     The ledger may not tell of it yet: its lines lie in a spill file of another host, or its driver died while it started.
     """
     try:
-        return newest_generation(durable) or 0
+        return fence.newest_generation(durable) or 0
     except CheckpointError as error:
         raise EnvironmentUnusable(str(error)) from error
 
@@ -231,9 +231,17 @@ def _fenced_below(durable: Path) -> int:
 @contextlib.contextmanager
 def _must_be_writable(run_dir: Path) -> Iterator[None]:
     try:
-        yield
+        with inodes_told_apart():
+            yield
     except OSError as error:
-        raise EnvironmentUnusable(f"cannot write {error.filename or run_dir}: {error.strerror}") from error
+        place = Path(error.filename or run_dir)
+        why = f"it is a symbolic link to {place.readlink()}, which is not there" if _leads_nowhere(place) else error.strerror
+        raise EnvironmentUnusable(f"cannot write {place}: {why}") from error
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Whether it is a symbolic link to what is not there, as to a file system that is not mounted."""
+    return path.is_symlink() and not path.exists()
 
 
 def _settings(config: Config, lease: RunLease) -> DiskSettings:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from checkpoint.locks import flock
+from checkpoint.locks import flock, has_no_links
 from checkpoint.run_lease import LEASE, LEASE_S, LOCK, PATIENCE_S, POLL_S, RENEW_S, Owner, holder, machine_id, read
 from resilient import pid_namespace
 from resilient.exits import EnvironmentUnusable
@@ -119,6 +119,7 @@ class RunLease:
         self._run_dir = run_dir
         self._path = run_dir / LEASE
         self._own = run_dir / f"{LEASE}.{owner.token}"
+        self._place = _place(run_dir)
         self._seen_t = _boot_time()
 
     @property
@@ -164,9 +165,16 @@ class RunLease:
         if fresh:
             try:
                 os.link(self._own, self._path)
-            except FileExistsError:
+            except FileExistsError as error:
+                if self._path.is_symlink() and not self._path.exists():
+                    raise FileExistsError(errno.EEXIST, error.strerror, str(self._path)) from None
                 return False
-            return True
+            except OSError as error:
+                if not has_no_links(error):
+                    raise
+                settle = True  # two that take it at one moment are told apart as those that take an expired one
+            else:
+                return True
         os.rename(self._own, self._path)  # noqa: PTH104 - beside os.link
         if settle:
             time.sleep(SETTLE_S)
@@ -201,9 +209,26 @@ class RunLease:
                 self._own.unlink(missing_ok=True)
             self._seen_t = asked_t
             return None
+        self._stay_locked()
         os.utime(self._path)
         self._seen_t = asked_t
         return None
+
+    def _stay_locked(self) -> None:
+        """Make and lock `.lock` anew where somebody has deleted or replaced it, as a purge of old files does: the lock of a file
+        without a name keeps nobody out. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            must_be_there(self._run_dir, self._lock)
+            return
+        if _place(self._run_dir) != self._place:
+            return  # another directory is there
+        path = self._run_dir / LOCK
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            if _flock(fd, path):
+                os.dup2(fd, self._lock, inheritable=False)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Give the lease up."""
@@ -238,6 +263,15 @@ def _inode(fd: int, unknown: int) -> int:
         return os.fstat(fd).st_ino
     except OSError:
         return unknown
+
+
+def _place(directory: Path) -> tuple[int, int] | None:
+    """Which directory it is; None where it cannot be seen."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _owner(pid: int, machine: str, token: str) -> Owner:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoint import direct
+from checkpoint.errors import has_no_inodes
 from resilient.health.clock import Skew, judge_skew
 from resilient.health.quota import Quota, quotas
 from resilient.health.report import Finding, Verdict, size
@@ -126,8 +127,7 @@ def inspect(tier: TierSpec) -> DiskState:
 def _why(error: OSError, place: Path) -> str:
     """No inodes and no bytes are the same error, and not the same trouble."""
     if error.errno == errno.ENOSPC:
-        free = os.statvfs(place)
-        return "no inodes are left" if free.f_files and not free.f_favail else "no space is left"
+        return "no inodes are left" if has_no_inodes(place) else "no space is left"
     return str(error.strerror)
 
 

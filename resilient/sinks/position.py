@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from checkpoint.locks import has_no_links
 from checkpoint.typed import built
 
 DIRECTORY = "sinks"
@@ -84,6 +85,11 @@ def identity_of(run_dir: Path) -> str:
         mine.write_text(secrets.token_hex(8))
         try:
             os.link(mine, path)
+        except OSError as error:
+            if not has_no_links(error):
+                raise
+            if not path.exists():
+                mine.rename(path)
         finally:
-            mine.unlink()
+            mine.unlink(missing_ok=True)
     return path.read_text()[:64].strip()

@@ -288,7 +288,8 @@ class Snapshots:
             self._report_stale(out)
             for name, older in self._transfers.pending.items():
                 if name in snapshot.wants and older != key:
-                    self._missed(name, older.step, "a newer one was due before its turn came", out)
+                    late = "a newer one was due before its turn came"
+                    self._missed(name, older.step, "the tier does not work" if self._health.troubled(name) else late, out)
             self._transfers.want(key, snapshot.wants, self._generation, out)
         self._transfers.schedule(self._generation, now, out)  # first, so that daemons do not overwrite what they are to read
         self._retention.send(tier, self._generation, out)  # before the replicas, which take the place of what is forgotten

@@ -1,6 +1,7 @@
 """Damage of every kind is found and named, and the checkpoint before it is used."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -109,6 +110,14 @@ def replace_by_link(path: Path) -> None:
     (path / SHARD).symlink_to(path.parent / "elsewhere")
 
 
+def replace_by_pipe(name: str) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        (path / name).unlink()
+        os.mkfifo(path / name)
+
+    return damage
+
+
 def empty(path: Path) -> None:
     shutil.rmtree(path)
     path.mkdir()
@@ -133,11 +142,13 @@ VARIANTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "shard missing": (remove(SHARD), f"{SHARD} is missing"),
     "shard a directory": (replace_by_directory, f"{SHARD} does not belong"),
     "shard a link": (replace_by_link, f"{SHARD} does not belong"),
+    "shard a pipe": (replace_by_pipe(SHARD), f"{SHARD} does not belong"),
     "array's metadata flipped": (flip("model/weight/zarr.json", 10), "model/weight/zarr.json has checksum"),
     "array's metadata missing": (remove("model/weight/zarr.json"), "model/weight/zarr.json is missing"),
     "group's metadata cut": (cut("model/zarr.json", 5), "model/zarr.json has 5 bytes"),
     "root's metadata flipped": (flip("zarr.json", 30), "^zarr.json does not match the manifest"),
     "root's metadata missing": (remove("zarr.json"), "^zarr.json is missing"),
+    "root's metadata a pipe": (replace_by_pipe("zarr.json"), "^zarr.json cannot be read: it is a pipe"),
     "root's metadata of another step": (from_step_1("zarr.json"), "^zarr.json does not match the manifest"),
     "manifest flipped": (flip("manifest.json", 20), "manifest.json does not match its own checksum"),
     "manifest's checksum flipped": (flip("manifest.json", -6), "manifest.json does not match its own checksum"),
@@ -146,6 +157,7 @@ VARIANTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "manifest longer": (lengthen("manifest.json"), "manifest.json does not match its own checksum"),
     "manifest empty": (cut("manifest.json", 0), "manifest.json does not match its own checksum"),
     "manifest missing": (remove("manifest.json"), "manifest.json is missing"),
+    "manifest a pipe": (replace_by_pipe("manifest.json"), "manifest.json cannot be read: it is a pipe"),
     "manifest of another step": (from_step_1("manifest.json"), "manifest.json is that of step 1"),
     "manifest with another step": (rewrite_manifest(step=3), "manifest.json is that of step 3"),
     "manifest with another generation": (rewrite_manifest(generation=5), "of step 2, generation 0, and manifest.json of .* 5"),
@@ -229,6 +241,7 @@ def load_everything(path: Path) -> list[LocalShard]:
         (flip(SHARD, 3), "has a wrong index"),
         (cut(SHARD, -1), "has 16383 bytes instead of 16384"),
         (remove(SHARD), "is missing"),
+        (replace_by_pipe(SHARD), "cannot be read: it is a pipe"),
         (flip("zarr.json", 30), "does not match the manifest"),
         (remove("manifest.json"), "is missing"),
     ],

@@ -1,6 +1,7 @@
 """What a job does before its driver: what the ledger tells against what is on the durable tier."""
 
 import io
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -70,4 +71,19 @@ def test_a_disk_that_is_full_is_told_with_its_place(tmp_path: Path, durable: Pat
     (durable / ".identity").write_text("0123456789ab\n")
     (tmp_path / "run" / name).symlink_to("/dev/full")
     with pytest.raises(EnvironmentUnusable, match=f"cannot write {tmp_path}/run.*: No space left on device"):
+        begin(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("name", [".identity", ".fence", ".fence.lock"])
+def test_a_pipe_in_place_of_a_file_of_the_durable_tier_is_refused_and_not_waited_for(tmp_path: Path, durable: Path, name: str):
+    (durable / name).unlink(missing_ok=True)
+    os.mkfifo(durable / name)
+    with pytest.raises(EnvironmentUnusable, match=f"{name} is a pipe, a socket or a device, where a file is expected"):
+        begin(tmp_path / "config.yaml")
+
+
+def test_a_run_directory_that_is_a_link_to_nothing_is_told_as_that(tmp_path: Path, durable: Path):
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").symlink_to(tmp_path / "away")
+    with pytest.raises(EnvironmentUnusable, match=f"cannot write {tmp_path}/run: it is a symbolic link to .*/away, which"):
         begin(tmp_path / "config.yaml")

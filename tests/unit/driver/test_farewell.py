@@ -1,14 +1,19 @@
 """What `resilient run` says at the end of a campaign."""
 
+import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from resilient import ledger
 from resilient.config import Config, settle
+from resilient.driver.command import run_command
+from resilient.driver.driver_log import DriverLog
 from resilient.driver.farewell import farewell, greeting, sequel
 from resilient.exits import Exit
+from resilient.run_words import Told
 from resilient.slurm.queue import QueuedJob
 from resilient.status import overview
 
@@ -65,3 +70,15 @@ def test_a_script_is_named_on_one_line_whatever_its_words_are():
     config = Config(entrypoint="train.py 'two\nlines\x1b[2J'", run_dir=Path("/r"))
     found = greeting(config, settle(config, 1))
     assert found == "run: train.py 'two lines\N{REPLACEMENT CHARACTER}[2J': 1 rank on 1 node, in /r"
+
+
+def test_a_run_directory_with_brackets_in_its_name_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps({"name": "gpt", "run_dir": f"{tmp_path}/[x]*", "cluster": {"procs_per_node": 1, "device": "cpu"}}))
+    monkeypatch.setattr("resilient.driver.command.already_reached", lambda _: 300)
+    before = os.umask(0o077)
+    try:
+        assert run_command(Told(file, ()), None, DriverLog()) is Exit.OK
+    finally:
+        os.umask(before)
+    assert f"is in {tmp_path}/[x]*" in capfd.readouterr().out

@@ -204,3 +204,66 @@ def test_a_lease_that_names_nobody_is_replaced(tmp_path: Path):
     mine = RunLease(tmp_path)
     assert lease.read(tmp_path / lease.LEASE)[0] == mine.owner
     mine.close()
+
+
+@pytest.fixture
+def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without hard links."""
+
+    def refused(old: Path, new: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(old), None, str(new))
+
+    monkeypatch.setattr(os, "link", refused)
+
+
+@pytest.mark.usefixtures("without_links")
+def test_a_file_system_without_hard_links_has_a_lease_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lease, "SETTLE_S", 0.0)
+    mine = RunLease(tmp_path)
+    assert lease.read(tmp_path / lease.LEASE)[0] == mine.owner == holder(tmp_path)
+    (tmp_path / lease.LEASE).unlink()
+    assert mine.renew() is None
+    mine.close()
+    assert [path.name for path in tmp_path.iterdir()] == [lease.LOCK]
+
+
+@pytest.mark.usefixtures("without_links")
+def test_of_two_that_take_a_new_lease_without_hard_links_at_once_one_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    other = json.dumps({**asdict(OTHER), "token": "other"})
+    settled = []
+
+    def sleep(seconds: float) -> None:
+        if seconds == lease.SETTLE_S and not settled:  # the other one has seen no lease either
+            settled.append(seconds)
+            (tmp_path / lease.LEASE).write_text(other)
+        elif (tmp_path / lease.LEASE).exists():  # which it renews
+            os.utime(tmp_path / lease.LEASE)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(EnvironmentUnusable, match="in use by pid 4711 on n7"):
+        RunLease(tmp_path)
+    assert settled and (tmp_path / lease.LEASE).read_text() == other
+
+
+def test_a_lease_that_is_a_link_to_nothing_is_not_waited_for(tmp_path: Path):
+    (tmp_path / lease.LEASE).symlink_to("nothing")
+    with pytest.raises(FileExistsError) as refused:
+        RunLease(tmp_path)
+    assert refused.value.filename == str(tmp_path / lease.LEASE)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lock_that_somebody_deleted_or_replaced_is_made_anew_and_keeps_others_out(tmp_path: Path, replaced: bool):
+    mine = RunLease(tmp_path)
+    (tmp_path / lease.LOCK).rename(tmp_path / "old")  # its inode is not used again
+    if replaced:
+        (tmp_path / lease.LOCK).write_text("")
+    assert holder(tmp_path) is None
+    assert mine.renew() is None
+    assert holder(tmp_path) == mine.owner
+    lease.must_be_there(tmp_path, mine.lock_fd)
+    newcomer = Process(tmp_path, lease.machine_id())
+    assert newcomer.said() == ""
+    newcomer.close()
+    mine.close()
+    assert holder(tmp_path) is None

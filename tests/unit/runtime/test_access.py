@@ -23,7 +23,7 @@ from resilient.agent import memory
 from resilient.driver.lease import Owner
 from resilient.exits import EnvironmentUnusable
 from resilient.health import security
-from resilient.processes import local_pid
+from resilient.processes import local_pid, must_be_run_directory
 from resilient.slurm.launch import own_addresses
 
 
@@ -95,6 +95,14 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(run_dir: Path, 
     os.mkfifo(run_dir / name, 0o600)
     with pytest.raises(EnvironmentUnusable, match=rf"{re.escape(name)} is a pipe, .*where a file is expected: move it away"):
         access.must_be_ours(None, run_dir, "private")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lease", ".lock", ".past"])
+def test_no_command_that_reads_a_run_directory_waits_for_a_pipe_in_it(run_dir: Path, name: str) -> None:
+    (run_dir / name).unlink(missing_ok=True)
+    os.mkfifo(run_dir / name, 0o600)
+    with pytest.raises(EnvironmentUnusable, match=rf"{re.escape(name)} is a pipe, .*where a file is expected: move it away"):
+        must_be_run_directory(run_dir)
 
 
 @needs_root

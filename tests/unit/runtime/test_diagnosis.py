@@ -173,6 +173,15 @@ def test_what_could_not_be_saved_is_said_after_the_evidence():
     assert "step 14 could not be made durable" in page(found)
 
 
+def test_evidence_that_is_in_the_reason_too_leaves_no_half_of_the_reason_behind():
+    evidence = "it has failed: OSError: [Errno 28] No space left on device"
+    reason = f"the same failure (the agent is gone: {evidence}) at start-up for the third time"
+    told = lines({"kind": "node_lost", "detail": f"the agent is gone: {evidence}", "evidence": evidence})
+    for also in ("", "step 12 could not be saved"):
+        message = f"{reason}; rank 3:\n{evidence}" + f"; {also}" * bool(also)
+        assert diagnose(told, code=Exit.GAVE_UP, message=message).also == also
+
+
 def test_a_message_that_says_everything_is_left_alone():
     fault = {"evidence": "all checkpoints are damaged"}
     found = diagnose(lines(fault), code=Exit.GAVE_UP, message="all checkpoints are damaged")

@@ -73,7 +73,7 @@ def test_a_worker_reports_on_when_the_memory_is_full_and_a_region_without_room_i
         with pytest.raises(OSError, match="No space left"), filling.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=f"No space left on device: '{memory}/another'"):
             AgentRegion(memory / "another")
         assert {each.name for each in memory.iterdir()} == {"region", "filling"}
         reporting = multiprocessing.get_context("spawn").Process(target=report_at_length, args=(agent.path,))

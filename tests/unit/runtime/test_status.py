@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
+from mounts import make_read_only, needs_root, small_disk
 from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from resilient import ledger, status
 from resilient.cli import app
 from resilient.driver.display import harmless
+from resilient.driver.lease import RunLease
 from resilient.exits import EnvironmentUnusable
 from resilient.identity.comparison import Change
 from resilient.lineage import comparison
@@ -161,3 +163,31 @@ def test_a_rank_and_the_driver_are_looked_for(tmp_path: Path, who: str):
     (tmp_path / ledger.EVENTS).touch()
     with pytest.raises(EnvironmentUnusable, match=f"{'driver' if who == 'driver' else f'rank {int(who)}'} of .* does not run"):
         CliRunner().invoke(app, ["status", str(tmp_path), "--pid", who], catch_exceptions=False)
+
+
+@needs_root
+@pytest.mark.parametrize(("what", "why"), [("full", "no space is left"), ("read-only", "its file system is read-only")])
+def test_of_a_run_directory_that_cannot_be_written_while_a_job_runs_it_is_said_that_its_news_is_old(
+    tmp_path: Path, what: str, why: str
+):
+    with small_disk(tmp_path / "disk", 1 << 20) as run_dir:
+        with ledger.Ledger(run_dir) as lines:
+            lines.event("run_started", {"name": "gpt", "target_step": 300, "pid": 1}, generation=0)
+        lease = RunLease(run_dir)
+        assert inspect(run_dir).unwritten is None
+        if what == "full":
+            with pytest.raises(OSError, match="No space left"):
+                (run_dir / "filling").write_bytes(bytes(2 << 20))
+        else:
+            make_read_only(run_dir)
+        try:
+            found = inspect(run_dir)
+            assert (found.state, found.unwritten) == ("running", why)
+            assert f"{why}: the job keeps in memory" in on_terminal(render(found))
+        finally:
+            if what == "read-only":
+                subprocess.run(["umount", run_dir], check=True)
+            else:
+                (run_dir / "filling").unlink()
+        lease.close()
+        assert inspect(run_dir).unwritten is None

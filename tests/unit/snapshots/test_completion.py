@@ -3,7 +3,7 @@
 import pytest
 from snapshot_course import Course, address, shard
 
-from checkpoint.protocol import Held, Inventory, Listening, NoRoom, Retain, Skipped, SnapshotKey, StartJob, Synced
+from checkpoint.protocol import Held, Inventory, Listening, NoRoom, Retain, Skipped, SnapshotKey, StartJob, Synced, TierTrouble
 from resilient.protocol.messages import Holder, unpack
 from resilient.snapshots import TierPlan
 from resilient.snapshots.left_out import OPEN_STEPS
@@ -327,3 +327,11 @@ def test_a_step_whose_turn_never_comes_on_a_busy_tier_is_told(course: Course) ->
     for step in (6, 8, 10):
         course.all_take(step, wants=("ram", "scratch"))
     assert missed(course) == [(8, "scratch", "a newer one was due before its turn came", 1)]
+
+
+def test_a_step_that_a_tier_does_without_because_it_does_not_work_is_told_with_that_reason(course: Course) -> None:
+    course.all_take(6, wants=("ram", "scratch"))
+    course.deliver(0, TierTrouble(generation=5, tier="scratch", detail="No space left on device", errno=28))
+    for step in (8, 10):
+        course.all_take(step, wants=("ram", "scratch"))
+    assert missed(course) == [(8, "scratch", "the tier does not work", 1)]
