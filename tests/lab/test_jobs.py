@@ -138,6 +138,7 @@ def test_a_job_that_is_requeued_saves_its_state_and_goes_on_itself(jobs: Callabl
     on(run.lab, "ctl", "scontrol", "update", f"jobid={first}", "starttime=now")  # Slurm would let it wait for minutes
     run.wait_for_the_end()
     assert run.codes() == [75, 0], run.told()
+    assert f"Job {first} goes back into the queue, and goes on from here." in run.told()
     assert run.queue()[second] == "CANCELLED"
     computed_once(run)
     same(run, long)
@@ -156,6 +157,22 @@ def test_a_job_that_is_preempted_saves_its_state_and_the_next_one_goes_on(jobs: 
     run.wait_for_the_end()
     assert run.codes() == [75, 0], run.told()
     assert [event["kind"] for event in run.events("fault")] == ["preempted"]
+    computed_once(run)
+    same(run, long)
+
+
+@pytest.mark.soak
+def test_a_job_of_its_own_that_is_preempted_is_put_back_and_goes_on(jobs: Callable[..., Any], long: Campaign, tmp_path: Path):
+    run = jobs(LabJob, 0.5)
+    run.start()
+    wait_for(lambda: run.step() >= 5, f"five steps: {run.state()}\n{run.logs()}", PATIENCE_S)
+    options = ["--partition=urgent", "--nodes=4", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true"]
+    on(run.lab, "ctl", "sbatch", *options)
+    wait_for(lambda: run.state()["JobState"] == "PENDING", lambda: f"the job to be in the queue again: {run.state()}", PATIENCE_S)
+    on(run.lab, "ctl", "scontrol", "update", f"jobid={run.job_id}", "starttime=now")  # Slurm would let it wait for minutes
+    assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
+    assert run.state()["Restarts"] == "1"
+    assert f"Job {run.job_id} goes back into the queue, and goes on from here." in run.output
     computed_once(run)
     same(run, long)
 
