@@ -4,10 +4,12 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import injectors
+import psutil
 import pytest
 from browser import looked_at
 from campaigns import HELD, STEPS, Campaign, same, wait_for
@@ -16,6 +18,7 @@ from reported import agreed
 from soak import soaked
 
 from chaos.lab.lab import Lab
+from resilient.slurm.hosts import expand
 
 NEVER = 1000  # a step that no run reaches
 PATIENCE_S = 500.0
@@ -283,6 +286,33 @@ def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any],
     again = run.events("generation_started")[-1]
     assert "n1" not in again["nodes"]
     assert again["resumed_step"] >= 5
+    same(run, long)
+
+
+@pytest.mark.soak
+def test_a_job_whose_driver_slurm_kills_after_the_batch_host_was_away_begins_again(jobs: Callable[..., Any], long: Campaign):
+    run = jobs(
+        LabJob,
+        0.5,
+        args={"step_s": 0.5, "holds": STEPS - 5},
+        checkpoint={"every_steps": 5},
+        resilience={**HELD, "fence_s": 300, "link_grace_s": 10},
+    )
+    run.options = ["--requeue"]
+    run.start()
+    wait_for(lambda: run.step() >= 8, lambda: f"eight steps: {run.state()}\n{run.logs()}", PATIENCE_S)
+    batch_host = run.hosts()[0]
+    host = run.lab.host(batch_host)
+    for pid in host.processes():
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).name() == "slurmd":
+                psutil.Process(pid).kill()
+    wait_for(lambda: batch_host not in expand(run.state()["NodeList"]), "Slurm to have lost the batch host", PATIENCE_S)
+    run.lab.controller.start_node(host)
+    wait_for(lambda: run.state()["JobState"] == "PENDING", lambda: f"the job to be in the queue again: {run.state()}", PATIENCE_S)
+    run.go_on()
+    on(run.lab, "ctl", "scontrol", "update", f"jobid={run.job_id}", "starttime=now")  # Slurm would let it wait for minutes
+    assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
     same(run, long)
 
 
