@@ -65,6 +65,16 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             for job in queue:
                 if job["id"] == told["JobId"]:
                     job["exclude"] = told["ExcNodeList"]
+        case "scontrol" if arguments[0] == "requeue":
+            for job in queue:
+                if job["id"] == arguments[1]:
+                    job["state"] = "PENDING"
+        case "scontrol" if arguments[1:3] == ["show", "job"]:
+            for job in queue:
+                if job["id"] == arguments[-1]:
+                    told = {"JobId": job["id"], "JobState": job["state"], "NodeList": job.get("nodes", "n1"), "BatchHost": "n1"}
+                    told |= {"Requeue": job.get("requeue", "0"), "Restarts": job.get("restarts", "0")}
+                    print(*(f"{key}={value}" for key, value in told.items()))
         case "scontrol" if "reservation" in arguments:
             told = STATE / "reservations"
             print(told.read_text() if told.exists() else "No reservations in the system")

@@ -157,6 +157,11 @@ class NodeAgent(LocalElasticAgent):
         """Whether it has ended because it did not hear from its driver any more."""
         return self._driver.fenced
 
+    @property
+    def driver_gone(self) -> bool:
+        """Whether it has ended without a word of its driver that it should."""
+        return self._driver.gone
+
     # -- what torchelastic calls ---------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "worker") -> RunResult:

@@ -40,6 +40,7 @@ class Driver:
     Attributes:
         generation: the present one, which stands in all that is sent; 0 before the first.
         fenced: the driver was given up for its silence.
+        gone: it was given up, for its silence or because it has closed the connection without a word.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Driver:
         self._hung_up = False
         self.generation = 0
         self.fenced = False
+        self.gone = False
         loop.watch(
             connection.fileno(),
             self._receive,
@@ -140,4 +142,5 @@ class Driver:
 
     def _given_up(self, why: str) -> RendezvousGracefulExitError:
         self.hang_up()
+        self.gone = True
         return gone(why)

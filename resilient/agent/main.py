@@ -30,7 +30,7 @@ from resilient.placement.binding import Binding, Share
 from resilient.placement.topology import read
 from resilient.protocol.connection import TOKEN_VARIABLE, Connection, parse_addresses
 from resilient.protocol.messages import AgentFailed
-from resilient.slurm.headless import see_to_the_job
+from resilient.slurm.headless import CLOSED_S, see_to_the_job
 from resilient.slurm.roster import VARIABLE as ROSTER_VARIABLE
 from resilient.slurm.roster import seat_of
 
@@ -59,7 +59,8 @@ def main() -> int:
     restrict_as(args.run_dir)
     token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
     earlier: list[int] = []
-    if args.node is None:
+    in_step = args.node is None
+    if in_step:
         try:
             seat = seat_of(os.environ, socket.gethostname())
         except EnvironmentUnusable as error:
@@ -115,6 +116,8 @@ def main() -> int:
             agent.run()
     if agent.fenced:
         see_to_the_job(os.environ)
+    elif in_step and agent.driver_gone:
+        see_to_the_job(os.environ, CLOSED_S)
     return 0
 
 

@@ -1,5 +1,6 @@
 """`resilient run`: from the words of the command line to the exit code, and what the terminal shows before and after a campaign."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from resilient.main import complain
 from resilient.run_dir_config import must_not_be_foreign
 from resilient.run_words import Told
 from resilient.sinks.packages import missing
+from resilient.slurm.requeued import ask_for, requeue_of
 from resilient.slurm.script import CHAIN_VARIABLE
 from resilient.slurm.succession import Succession
 
@@ -127,10 +129,15 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     elif code is Exit.GAVE_UP:
         warn(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
     chained = Succession.of_job(loaded, os.environ) if allocation is not None else None
-    if (last := sequel(code, waiting_behind(chained))) is not None:
+    again = asyncio.run(requeue_of(os.environ)) if allocation is not None and code is Exit.STOPPED else None
+    if again is not None:
+        say(f"Job {again.job_id} goes back into the queue, and goes on from here.")
+    elif (last := sequel(code, waiting_behind(chained))) is not None:
         say(last)
     drain()  # driver.log has, too, what has become of these words
     log.finish(loaded.run_dir)
+    if again is not None:
+        asyncio.run(ask_for(again))
     return code
 
 

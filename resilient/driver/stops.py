@@ -147,7 +147,8 @@ class Stops:
         if stop.kind is not None:
             assert stop.until_t is not None
             until_t = stop.until_t if self._asked_drain_s is None else min(stop.until_t, now + self._asked_drain_s)
-            self._note(f"{stop.name.replace('_', ' ')}: {stop.detail}: stopping at the next step")
+            if not self._coordinator.draining:  # agents are told as well
+                self._note(f"{stop.name.replace('_', ' ')}: {stop.detail}: stopping at the next step")
             self._turn(self._coordinator.run_out, stop.kind, stop.detail, at=now + ahead_s, until_t=until_t + ahead_s)
             return
         if self._coordinator.draining:  # agents were told as well, and Slurm says it more than once

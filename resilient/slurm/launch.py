@@ -3,11 +3,13 @@
 The launches that are asked for at one moment are one step: the first of all nodes, then of those that are replaced or started anew.
 A task cannot be ended alone. An agent whose node gets another one loses its connection, and is ended by its successor on the same
 node if it is still there (`resilient.agent.predecessor`); an agent on a node that does not answer is left to Slurm.
+Where Slurm does not answer, no node is at fault: its agents are asked for again and again.
 
 Owns the steps (`resilient.slurm.step`).
 """
 
 import asyncio
+import logging
 import os
 import socket
 from collections import defaultdict
@@ -26,7 +28,10 @@ from resilient.slurm.hosts import fold
 from resilient.slurm.roster import Seat
 from resilient.slurm.step import Step
 
+log = logging.getLogger(__name__)
+
 SYSFS = Path("/sys/class/net")
+AGAIN_S = 5.0  # until a step is asked for again where Slurm has not answered; srun itself waits for 10 s and more
 COLLECT_S = 0.005  # launches that follow each other within that time are one step
 
 # Options that a step would take over from the job or from a step around it, where the command line does not say otherwise.
@@ -79,6 +84,8 @@ class SlurmLauncher:
         self._due: dict[int, int] = {}  # incarnation by node
         self._preparing: int | None = None  # the node that is to prepare, of those that are due
         self._steps: list[Step] = []
+        self._unanswered: dict[int, int] = {}  # incarnation by node, of those that are to be asked for again
+        self._again: set[asyncio.Task[None]] = set()
 
     async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
         """Start the agent of a node, in one step with the others that are asked for at the same moment."""
@@ -105,6 +112,13 @@ class SlurmLauncher:
     async def _start(self, nodes: Sequence[int], due: Mapping[int, int], preparing: int | None) -> None:
         seats = {self._allocation.hosts[node]: Seat(node, due[node]) for node in nodes}
         command = self._command
+
+        def unanswered(left: Mapping[str, Seat]) -> None:
+            self._unanswered |= {seat.node: seat.incarnation for seat in left.values()}
+            task = asyncio.create_task(self._start_again(list(left), due, preparing))
+            self._again.add(task)
+            task.add_done_callback(self._again.discard)
+
         environ = {
             **_own(outside(os.environ)),
             **command.environ,
@@ -114,12 +128,23 @@ class SlurmLauncher:
         agent = command.arguments(None, self.addr, prepare_node=preparing if preparing in nodes else None)
         words = [*self._arguments(nodes), *self._inside([*AGENT, *agent])]
         try:
-            step = await Step.start(words, environ, seats, self._ended, f"{DIRECTORY}/{_name(nodes)}.log")
+            step = await Step.start(words, environ, seats, self._ended, unanswered, f"{DIRECTORY}/{_name(nodes)}.log")
         except OSError as error:
             for seat in seats.values():
                 self._ended(seat.node, seat.incarnation, f"srun cannot be started: {error.strerror}")
             return
         self._steps = [*(each for each in self._steps if not each.over), step]
+
+    async def _start_again(self, hosts: Sequence[str], due: Mapping[int, int], preparing: int | None) -> None:
+        """Ask after a while for the agents that Slurm has not answered about, unless they were launched anew meanwhile."""
+        log.warning("Slurm does not answer; the agents on %s are asked for again in %g s", fold(hosts), AGAIN_S)
+        await asyncio.sleep(AGAIN_S)
+        waiting = (node for node, incarnation in sorted(self._unanswered.items()) if due.get(node) == incarnation)
+        left = [node for node in waiting if self._allocation.hosts[node] in hosts]
+        for node in left:
+            del self._unanswered[node]
+        if left:
+            await self._start(left, due, preparing)
 
     def _arguments(self, nodes: Sequence[int]) -> list[str]:
         """The command line of srun, up to the program. Args: nodes: alike."""
@@ -147,12 +172,15 @@ class SlurmLauncher:
 
     async def _give_up(self, node: int) -> None:
         """Tell nothing more of a node's present agent; a step of it alone is ended."""
+        self._unanswered.pop(node, None)
         for step in self._steps:
             if step.give_up(node) and not step.seats:
                 await step.end()
 
     async def close(self, grace_s: float) -> None:
         """Wait until the agents have ended by themselves, at most `grace_s`, then end the steps that are left."""
+        for task in self._again:
+            task.cancel()
         for step in self._steps:
             step.close()
         waits = [asyncio.ensure_future(step.wait()) for step in self._steps if not step.over]

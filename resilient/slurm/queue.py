@@ -79,12 +79,14 @@ class AllottedJob:
         hosts: that it has left.
         batch_host: where its batch script was started.
         requeue: it may be put back into the queue.
+        restarts: how often it was.
     """
 
     state: str
     hosts: tuple[str, ...]
     batch_host: str
     requeue: bool
+    restarts: int = 0
 
     @property
     def runs(self) -> bool:
@@ -109,7 +111,9 @@ def parse_allotted(text: str) -> AllottedJob | None:
         hosts = () if found["NodeList"] == "(null)" else tuple(expand(found["NodeList"]))
     except ValueError:
         return None
-    return AllottedJob(found["JobState"], hosts, found["BatchHost"], found.get("Requeue") == "1")
+    restarts = found.get("Restarts", "0")
+    again = int(restarts) if re.fullmatch(r"\d{1,9}", restarts, re.ASCII) else 0
+    return AllottedJob(found["JobState"], hosts, found["BatchHost"], found.get("Requeue") == "1", again)
 
 
 def parse_queue(text: str) -> list[QueuedJob]:
@@ -218,10 +222,10 @@ async def jobs(name: str) -> list[QueuedJob]:
     return parse_queue(await _call(command))
 
 
-async def allotted(job_id: str) -> AllottedJob | None:
+async def allotted(job_id: str, *, timeout_s: float = ASK_S) -> AllottedJob | None:
     """What a job has; None if Slurm does not know it any more. Raises SlurmSilent."""
     try:
-        return parse_allotted(await _call(["scontrol", "--oneliner", "show", "job", job_id]))
+        return parse_allotted(await _call(["scontrol", "--oneliner", "show", "job", job_id], timeout_s))
     except SlurmSilent as error:
         if any(words in str(error) for words in OVER):
             return None

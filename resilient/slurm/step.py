@@ -21,6 +21,7 @@ from functools import partial
 
 from checkpoint import descriptors
 from resilient.slurm.hosts import expand
+from resilient.slurm.queue import BUSY
 from resilient.slurm.roster import Seat
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ _LINE_BYTES = 1 << 20  # of a line of srun
 
 # srun: error: n[2-3]: tasks 1-2: Exited with exit code 1
 _TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? [\d,-]+: (?P<how>.+)")
+# srun: error: Unable to confirm allocation for job 25: Socket timed out on send/recv operation
+_NO_STEP = re.compile(r"srun: error: Unable to (?:confirm allocation|create step) for job \S+: (?P<why>.+)")
+
 # srun: error: Node failure on n3; srun: error: Task launch for StepId=1.0 failed on node n3: Communication connection failure
 _NODE = re.compile(r"srun: error: (?P<how>.*(?:Node failure on|failed on node) (?P<hosts>[^\s:]+).*)")
 
@@ -45,6 +49,12 @@ def ends_in(line: str) -> tuple[list[str], str] | None:
         return expand(found["hosts"].rstrip(",")), found["how"]
     except ValueError:
         return None
+
+
+def unanswered(line: str) -> bool:
+    """Whether this line of srun says that there is no step, for Slurm has not answered."""
+    found = _NO_STEP.match(line)
+    return found is not None and any(words in found["why"] for words in BUSY)
 
 
 def _working_directory() -> str | None:
@@ -76,17 +86,25 @@ class Step:
         process: the srun, whose standard error is a pipe.
         seats: by host name.
         ended: called with node, incarnation and a description, once for each host in `seats`.
+        again: called once in its place, with all that are left, where Slurm did not answer and there is no step.
         log: what its tasks print goes there, by the name that a person knows.
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, seats: Mapping[str, Seat], ended: Callable[[int, int, str], None], log: str
+        self,
+        process: asyncio.subprocess.Process,
+        seats: Mapping[str, Seat],
+        ended: Callable[[int, int, str], None],
+        again: Callable[[Mapping[str, Seat]], None],
+        log: str,
     ) -> None:
         self._process = process
         self.seats = dict(seats)
         self._awaited = set(seats) if len(seats) > 1 else None  # hosts without a connection yet; None: it is never held
         self._holder: asyncio.Task[None] | None = None  # while it is held
         self._ended = ended
+        self._again = again
+        self._unanswered = False
         self._see = f"; see {log}"
         self._reader = asyncio.create_task(self._read())
         self._watcher = asyncio.create_task(self._watch())
@@ -98,6 +116,7 @@ class Step:
         environ: Mapping[str, str],
         seats: Mapping[str, Seat],
         ended: Callable[[int, int, str], None],
+        again: Callable[[Mapping[str, Seat]], None],
         log: str,
     ) -> "Step":
         """Run srun, out of reach of a terminal's signals. Raises OSError if it cannot be started."""
@@ -112,7 +131,7 @@ class Step:
             preexec_fn=partial(_become_srun, descriptors.at_start()),
             limit=_LINE_BYTES,
         )
-        return cls(process, seats, ended, log)
+        return cls(process, seats, ended, again, log)
 
     def give_up(self, node: int) -> bool:
         """Tell nothing more of this node; whether it was one of the step."""
@@ -193,6 +212,7 @@ class Step:
             if not line:
                 return
             log.warning("%s", line.rstrip())
+            self._unanswered = self._unanswered or unanswered(line.rstrip())
             found = ends_in(line.rstrip())
             for host in found[0] if found is not None else ():
                 seat = self.seats.pop(host, None)
@@ -205,5 +225,8 @@ class Step:
         await asyncio.wait([self._reader], timeout=LAST_WORDS_S)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         left, self.seats = self.seats, {}
+        if left and self._unanswered:
+            self._again(left)
+            return
         for host, seat in left.items():
             self._ended(seat.node, seat.incarnation, f"its step on {host} ended by {how}{self._see}")

@@ -4,10 +4,12 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import injectors
+import psutil
 import pytest
 from browser import looked_at
 from campaigns import HELD, STEPS, Campaign, same, wait_for
@@ -16,6 +18,7 @@ from reported import agreed
 from soak import soaked
 
 from chaos.lab.lab import Lab
+from resilient.slurm.hosts import expand
 
 NEVER = 1000  # a step that no run reaches
 PATIENCE_S = 500.0
@@ -138,6 +141,7 @@ def test_a_job_that_is_requeued_saves_its_state_and_goes_on_itself(jobs: Callabl
     on(run.lab, "ctl", "scontrol", "update", f"jobid={first}", "starttime=now")  # Slurm would let it wait for minutes
     run.wait_for_the_end()
     assert run.codes() == [75, 0], run.told()
+    assert f"Job {first} goes back into the queue, and goes on from here." in run.told()
     assert run.queue()[second] == "CANCELLED"
     computed_once(run)
     same(run, long)
@@ -156,6 +160,22 @@ def test_a_job_that_is_preempted_saves_its_state_and_the_next_one_goes_on(jobs: 
     run.wait_for_the_end()
     assert run.codes() == [75, 0], run.told()
     assert [event["kind"] for event in run.events("fault")] == ["preempted"]
+    computed_once(run)
+    same(run, long)
+
+
+@pytest.mark.soak
+def test_a_job_of_its_own_that_is_preempted_is_put_back_and_goes_on(jobs: Callable[..., Any], long: Campaign, tmp_path: Path):
+    run = jobs(LabJob, 0.5)
+    run.start()
+    wait_for(lambda: run.step() >= 5, f"five steps: {run.state()}\n{run.logs()}", PATIENCE_S)
+    options = ["--partition=urgent", "--nodes=4", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true"]
+    on(run.lab, "ctl", "sbatch", *options)
+    wait_for(lambda: run.state()["JobState"] == "PENDING", lambda: f"the job to be in the queue again: {run.state()}", PATIENCE_S)
+    on(run.lab, "ctl", "scontrol", "update", f"jobid={run.job_id}", "starttime=now")  # Slurm would let it wait for minutes
+    assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
+    assert run.state()["Restarts"] == "1"
+    assert f"Job {run.job_id} goes back into the queue, and goes on from here." in run.output
     computed_once(run)
     same(run, long)
 
@@ -266,6 +286,33 @@ def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any],
     again = run.events("generation_started")[-1]
     assert "n1" not in again["nodes"]
     assert again["resumed_step"] >= 5
+    same(run, long)
+
+
+@pytest.mark.soak
+def test_a_job_whose_driver_slurm_kills_after_the_batch_host_was_away_begins_again(jobs: Callable[..., Any], long: Campaign):
+    run = jobs(
+        LabJob,
+        0.5,
+        args={"step_s": 0.5, "holds": STEPS - 5},
+        checkpoint={"every_steps": 5},
+        resilience={**HELD, "fence_s": 300, "link_grace_s": 10},
+    )
+    run.options = ["--requeue"]
+    run.start()
+    wait_for(lambda: run.step() >= 8, lambda: f"eight steps: {run.state()}\n{run.logs()}", PATIENCE_S)
+    batch_host = run.hosts()[0]
+    host = run.lab.host(batch_host)
+    for pid in host.processes():
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).name() == "slurmd":
+                psutil.Process(pid).kill()
+    wait_for(lambda: batch_host not in expand(run.state()["NodeList"]), "Slurm to have lost the batch host", PATIENCE_S)
+    run.lab.controller.start_node(host)
+    wait_for(lambda: run.state()["JobState"] == "PENDING", lambda: f"the job to be in the queue again: {run.state()}", PATIENCE_S)
+    run.go_on()
+    on(run.lab, "ctl", "scontrol", "update", f"jobid={run.job_id}", "starttime=now")  # Slurm would let it wait for minutes
+    assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
     same(run, long)
 
 

@@ -119,6 +119,14 @@ def test_a_driver_that_is_silent_for_longer_than_the_fence_is_given_up_and_one_t
     talk.close()
 
 
+def test_a_driver_that_closes_the_connection_without_a_word_is_gone_and_was_not_silent(talk: Talk):
+    assert not talk.driver.gone
+    talk.peer.close()
+    with pytest.raises(RendezvousGracefulExitError, match="closed by the driver"):
+        talk.loop.wait_until(lambda: False, PATIENCE_S)
+    assert (talk.driver.gone, talk.driver.fenced) == (True, False)
+
+
 def test_what_is_no_message_is_refused_in_one_line_of_log_and_ends_the_conversation(talk: Talk, caplog: pytest.LogCaptureFixture):
     talk.peer.send_bytes(b'{"type":"stop","generation":"one"}\n')
     with caplog.at_level(logging.INFO), pytest.raises(RendezvousGracefulExitError, match="not a message"):

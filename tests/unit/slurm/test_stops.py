@@ -190,6 +190,9 @@ def test_preemption_is_told_and_gives_the_grace_time(slurm):
     play.signal("SIGTERM")
     assert play.faults() == ["preempted"]
     assert play.drain.deadline_t == pytest.approx(end_t - END_S, abs=0.1)
+    play.signal("SIGTERM")  # to an agent
+    (note,) = play.notes
+    assert note.startswith("preempted: Slurm wants the nodes back in ")
 
 
 def test_a_slurm_that_does_not_answer_gives_no_more_than_kill_wait(slurm):
