@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -18,6 +19,7 @@ from resilient.state import optimizers, randomness
 from resilient.state.encoding import decode, encode
 from resilient.state.modules import ModelTensors
 from resilient.state.position import Position
+from resilient.state.restored import Restoring
 
 ARRAY = "ranks/state"
 LEAST_BYTES = 1 << 14
@@ -134,12 +136,14 @@ class Documents:
 
     def _restore_extra(self, found: Any) -> None:
         extra = self._extra
+        tensors = [slot.tensor() for each in self._modules for slot in each.slots]
+        restoring = Restoring(extra, [each.to_local() if isinstance(each, DTensor) else each for each in tensors])
         if not isinstance(extra, Mapping):
             if found is not None:
-                _restored(extra, decode(found))
+                restoring.restored(extra, decode(found))
             return
         for name, state in (found or {}).items():
-            value = _restored(extra.get(name), decode(state))
+            value = restoring.restored(extra.get(name), decode(state))
             if value is not extra.get(name):
                 if not isinstance(extra, MutableMapping):
                     raise ValueError(
@@ -169,25 +173,6 @@ def _captured(value: Any) -> Any:
     if generator is not None:
         return generator
     return value.state_dict() if hasattr(value, "state_dict") else value
-
-
-def _restored(value: Any, state: Any) -> Any:
-    """What takes the place of a value: itself, with a state that was loaded into it, or what was saved."""
-    if randomness.generator_state(value) is not None:
-        randomness.set_generator(value, state)
-        return value
-    if hasattr(value, "load_state_dict"):
-        value.load_state_dict(state)
-        return value
-    if isinstance(value, torch.Tensor) and isinstance(state, torch.Tensor):
-        return state.to(value.device)
-    if isinstance(value, MutableMapping) and type(value) is not dict and isinstance(state, Mapping):  # as a Counter
-        value.clear()
-        value.update(state)
-        return value
-    if isinstance(state, tuple) and hasattr(value, "_make"):  # a named tuple
-        return value._make(state)
-    return state
 
 
 def _must_come_back(value: Any, where: str, *, outermost: bool = False) -> None:
