@@ -133,8 +133,8 @@ class Announcement:
     def _check_unchanged(self) -> None:
         """Raises StateChangedShape where something has come that is not saved, whatever was announced."""
         for model in self._models:
-            if added := model.added_names():
-                raise StateChangedShape(f"{added[0]} has come: make it before resilient.attach")
+            if (unexpected := model.unexpected()) is not None:
+                raise StateChangedShape(unexpected)
         for number, (now, before) in enumerate(zip(self._present_group_sizes(), self._group_sizes, strict=True)):
             if now != before:
                 raise StateChangedShape(f"optimizer {number} has other groups of parameters: make them before resilient.attach")
@@ -142,7 +142,7 @@ class Announcement:
     def _present_group_sizes(self) -> list[list[int]]:
         return [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
 
-    def _present_keys(self) -> list[list[list[str]]]:
+    def _present_keys(self) -> list[list[tuple[int, list[str]]]]:
         return [optimizers.keys_of(each) for each in self._optimizers]
 
     def _announce_again(self) -> None:

@@ -55,28 +55,34 @@ class ModelTensors:
     def __init__(self, model: Module, group: str = MODEL) -> None:
         self.model = model
         seen: set[int] = set()
-        walked: set[str] = set()
+        walked: dict[str, Mapping[str, Any]] = {}
         self.slots: list[Slot] = []
         for slot in _walk(model, ""):
             tensor = slot.tensor()
-            walked.add(slot.name)
+            walked[slot.name] = slot.home
             if (why := reason_against(tensor)) is not None:
                 raise ValueError(f"{group}{slot.name} is {why}")
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 self.slots.append(replace(slot, name=group + node_name(slot.name)))
         self._walked, self._group = walked, group
-        self._rest = sorted(set(get_model_state_dict(model)) - walked)
-
-    def added_names(self) -> list[str]:
-        """The names of parameters and buffers that the model did not have before."""
-        return [f"{self._group}{slot.name}" for slot in _walk(self.model, "") if slot.name not in self._walked]
+        self._rest = sorted(set(get_model_state_dict(model)) - walked.keys())
 
     def accept_added_names(self) -> list[str]:
-        """The same, which from now on is what it had before."""
-        added = self.added_names()
-        self._walked.update(name.removeprefix(self._group) for name in added)
-        return added
+        """The names of parameters and buffers that the model did not have before; from now on it had them."""
+        added = {slot.name: slot.home for slot in _walk(self.model, "") if slot.name not in self._walked}
+        self._walked.update(added)
+        return [self._group + name for name in added]
+
+    def unexpected(self) -> str | None:
+        """What the model has that is not saved, of which nothing is gone; None if all is as it was."""
+        for slot in _walk(self.model, ""):
+            home = self._walked.get(slot.name)
+            if home is None:
+                return f"{self._group}{slot.name} has come: make it before resilient.attach"
+            if home is not slot.home:
+                return f"{self._group}{slot.name} is in another module than before: replace modules before resilient.attach"
+        return None
 
     def rest(self) -> dict[str, Any]:
         """What the model's state has beyond parameters and buffers. Raises ValueError where a part of that has gone."""
