@@ -28,6 +28,7 @@ from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
 from resilient.state.modules import ModelTensors
 from resilient.state.position import Position
+from resilient.state.unsaved import Unsaved
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ class Attached:
     ) -> None:
         self.context = worker.init()
         self.step = 0
-        self._optimizers = all_optimizers
+        self._optimizers, self._schedulers, self._extra = all_optimizers, schedulers, extra
+        self._unsaved: Unsaved | None = None
         others = extra if isinstance(extra, Mapping) else {"module": extra}
         beside = {name: value for name, value in others.items() if isinstance(value, Module)}
         self._position = Position(loader)
@@ -189,6 +191,8 @@ class Attached:
             return
         self._start()
         self._accumulation.end_step(self.step)
+        if self._unsaved is not None:
+            self._unsaved.end_step()
         tiers = self._snapshots.due(self.step)
         if tiers:
             self._take(self._snapshots, tiers)
@@ -217,6 +221,8 @@ class Attached:
     def leave(self) -> None:
         """The loop is left, as by `break`: what the script does then, such as a last evaluation, is no step. `close` calls it."""
         self._open.discard(self)
+        if self._unsaved is not None:
+            self._unsaved.close()
         worker.infer("start")
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -236,6 +242,7 @@ class Attached:
                 self._announcement.announce()
             except StateChangedShape as error:
                 raise worker.UnrecoverableError(f"{error}: no state is whole") from None
+            self._unsaved = Unsaved(self._models, self._optimizers, self._schedulers, self._extra, self._documents.trained)
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
         self._takes += 1
@@ -253,6 +260,8 @@ class Attached:
                     snapshots.leave_out(self.step, tiers, again=self._again, why=self._given_up)
                     return False
                 local_shards, groups = self._announcement.local_shards(), self._options()
+                if self._unsaved is not None:
+                    self._unsaved.snapshot(self._takes)
             except documents.TooLong as error:
                 if not self._outgrown:
                     log.warning("the snapshot of step %d is left out, and more room is made for later ones: %s", self.step, error)

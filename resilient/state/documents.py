@@ -24,7 +24,7 @@ from resilient.state.restored import Restoring
 ARRAY = "ranks/state"
 LEAST_BYTES = 1 << 14
 _LENGTH_BYTES = 8
-_OWN = ("random", "loader")
+_OWN = ("random", "loader", "trained")
 _KEPT = (dict, OrderedDict, Counter, list, tuple, torch.Size)  # or as good as kept
 
 
@@ -38,6 +38,9 @@ class Documents:
     Args:
         extra: a mapping from names to modules, things with `state_dict`, generators, or plain values; or one such thing.
         modules: the modules among them and the model, by the prefix of their names.
+
+    Attributes:
+        trained: which parameters of each module were, in the document that was restored; None if it does not say.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Documents:
         extra: Any,
         position: Position,
     ) -> None:
+        self.trained: Sequence[str] | None = None
         self._modules, self._optimizers, self._schedulers = modules, all_optimizers, schedulers
         self._extra, self._position = extra, position
         self._row = torch.zeros(0, dtype=torch.uint8)
@@ -60,6 +64,7 @@ class Documents:
             "loader": encode(self._position.capture(), "loader"),
             "schedulers": [encode(each.state_dict(), f"scheduler {number}") for number, each in enumerate(self._schedulers)],
             "extra": self._captured_extra(),
+            "trained": [each.trained() for each in self._modules],
             "modules": [encode(each.rest(), "model") for each in self._modules],
             "optimizers": [
                 encode(optimizers.other_states(each), f"optimizer {number}.state") for number, each in enumerate(self._optimizers)
@@ -117,6 +122,7 @@ class Documents:
             _check_alike(saved)
         try:
             self._restore_shared(saved[0])
+            self.trained = saved[0].get("trained")
             self._position.restore([decode(each["loader"]) for each in saved], count, same=same)
             return decode(saved[0]["random"]) if same else {}
         except (KeyError, TypeError, AttributeError) as error:

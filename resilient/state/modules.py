@@ -65,24 +65,33 @@ class ModelTensors:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 self.slots.append(replace(slot, name=group + node_name(slot.name)))
-        self._walked, self._group = walked, group
-        self._rest = sorted(set(get_model_state_dict(model)) - walked.keys())
+        self._walked, self.group = walked, group
+        state = get_model_state_dict(model) if model.state_dict() else {}  # which it does not take where nothing is
+        self._rest = sorted(set(state) - walked.keys())
 
     def accept_added_names(self) -> list[str]:
         """The names of parameters and buffers that the model did not have before; from now on it had them."""
         added = {slot.name: slot.home for slot in _walk(self.model, "") if slot.name not in self._walked}
         self._walked.update(added)
-        return [self._group + name for name in added]
+        return [self.group + name for name in added]
 
     def unexpected(self) -> str | None:
         """What the model has that is not saved, of which nothing is gone; None if all is as it was."""
         for slot in _walk(self.model, ""):
             home = self._walked.get(slot.name)
             if home is None:
-                return f"{self._group}{slot.name} has come: make it before resilient.attach"
+                return f"{self.group}{slot.name} has come: make it before resilient.attach"
             if home is not slot.home:
-                return f"{self._group}{slot.name} is in another module than before: replace modules before resilient.attach"
+                return f"{self.group}{slot.name} is in another module than before: replace modules before resilient.attach"
         return None
+
+    def parameter_names(self) -> list[str]:
+        """Of all parameters, each once."""
+        return [slot.name for slot in self.slots if not slot.is_buffer]
+
+    def trained(self) -> str:
+        """Which of them are trained: a character of each, "1" if it requires gradients."""
+        return "".join("1" if slot.tensor().requires_grad else "0" for slot in self.slots if not slot.is_buffer)
 
     def rest(self) -> dict[str, Any]:
         """What the model's state has beyond parameters and buffers. Raises ValueError where a part of that has gone."""
@@ -90,7 +99,7 @@ class ModelTensors:
             return {}
         found = get_model_state_dict(self.model)
         if gone := [name for name in self._rest if name not in found]:
-            raise ValueError(f"{self._group}{gone[0]} is gone")
+            raise ValueError(f"{self.group}{gone[0]} is gone")
         return {name: found[name] for name in self._rest}
 
     def load_rest(self, rest: Mapping[str, Any]) -> None:
