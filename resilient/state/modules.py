@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -84,6 +85,12 @@ class ModelTensors:
             if home is not slot.home:
                 return f"{self.group}{slot.name} is in another module than before: replace modules before resilient.attach"
         return None
+
+    def plain_forms(self) -> list[str]:
+        """Names, types and shapes of the tensors that are no DTensors, which are the same on all ranks."""
+        found = ((slot.name, slot.home.get(slot.key)) for slot in self.slots)
+        tensors = ((name, each) for name, each in found if isinstance(each, torch.Tensor) and not isinstance(each, DTensor))
+        return [f"{name} {str(each.dtype).removeprefix('torch.')} {tuple(each.shape)}" for name, each in tensors]
 
     def parameter_names(self) -> list[str]:
         """Of all parameters, each once."""

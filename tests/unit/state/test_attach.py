@@ -10,6 +10,7 @@ import pytest
 import torch
 from attempts import AT, TOTAL, Attempts, Script, goes_on_to_the_last_bit, loses_no_step, run
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 import resilient
@@ -298,6 +299,15 @@ def test_one_that_could_not_be_attached_may_be_tried_again(attempts: Attempts):
         script.attach()
     del script.extra["print"]
     script.attach()
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_optimizer_that_shares_its_states_out_by_itself_is_refused(attempts: Attempts):
+    attempts.begin()
+    model = torch.nn.Linear(2, 2)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+    with pytest.raises(worker.UnrecoverableError, match="ZeroRedundancyOptimizer, and must be an optimizer that has"):
+        resilient.attach(model=model, optimizer=optimizer)
 
 
 class Counter:
