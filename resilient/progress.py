@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from resilient import clock, collectives
+from resilient import clock, collectives, spawned
 from resilient.heartbeat_region import NOT_BEATEN, PHASES, TOLD, WorkerRegion
 from resilient.script_files import ScriptFiles, common_place
 from resilient.script_stop import OnStop, ScriptStop
@@ -394,4 +394,5 @@ def observe(
         iterator.__next__ = progress.reading(iterator.__next__)
     progress.files.wrap()
     collectives.watch(region, progress.is_silent)
+    spawned.watch()
     return progress

@@ -6,6 +6,8 @@ supervisor a loop is a loop, and nothing is saved.
 """
 
 import logging
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +70,11 @@ def attach(
         raise worker.UnrecoverableError(
             "resilient.attach is called once in a process, as one would go on from the snapshots of the other: give further models "
             "as values of the dict extra, and several optimizers or schedulers as lists"
+        )
+    if worker.REGION_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
+        raise worker.UnrecoverableError(
+            "resilient.attach is called in a process that the script has started, and not in the rank itself, for which alone "
+            "there are snapshots: train in the rank, and have as many ranks as you need by --procs"
         )
     arguments.check(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra, loader=loader, group=group)
     attached = Attached(model, _several(optimizer), _several(scheduler), extra, loader, group)
