@@ -30,6 +30,7 @@ from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
 from resilient.state.modules import ModelTensors
 from resilient.state.position import Position
+from resilient.state.reads import Reads
 from resilient.state.unsaved import Unsaved
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class Attached:
         self.step = 0
         self._optimizers, self._schedulers, self._extra = all_optimizers, schedulers, extra
         self._unsaved: Unsaved | None = None
+        self._reads: Reads | None = None
         others = extra if isinstance(extra, Mapping) else {"module": extra}
         beside = {name: value for name, value in others.items() if isinstance(value, Module)}
         self._position = Position(loader)
@@ -146,6 +148,8 @@ class Attached:
                 self._options()
             except (TypeError, ValueError, StateChangedShape) as error:
                 raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from error
+        if self.step:
+            self._reads = Reads(loader)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -200,6 +204,8 @@ class Attached:
         self._accumulation.end_step(self.step)
         if self._unsaved is not None:
             self._unsaved.end_step()
+        if self._reads is not None and self._reads.end_step(self.step):
+            self._reads = None
         tiers = self._snapshots.due(self.step)
         if tiers:
             self._take(self._snapshots, tiers)
@@ -230,6 +236,8 @@ class Attached:
         self._open.discard(self)
         if self._unsaved is not None:
             self._unsaved.close()
+        if self._reads is not None:
+            self._reads.close()
         worker.infer("start")
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
