@@ -104,6 +104,7 @@ class Attached:
         group: dist.ProcessGroup | None,
     ) -> None:
         self.context = worker.init()
+        worker.loop_comes()
         self.step = 0
         self._optimizers, self._schedulers, self._extra = all_optimizers, schedulers, extra
         self._unsaved: Unsaved | None = None
