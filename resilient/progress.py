@@ -97,6 +97,8 @@ class Progress:
     def loop_comes(self) -> None:
         """A loop of the runtime's own will beat, however many steps optimizers take until its first step is done."""
         self._loop_comes = True
+        if self._line_t:  # of steps before it, as those of one that looks for a learning rate, nothing is counted on
+            self._region.begin_again()
 
     def stand_back(self, step: int) -> None:
         """The script beats by itself, and has finished this step."""

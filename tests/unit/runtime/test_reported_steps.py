@@ -99,6 +99,8 @@ def test_what_a_script_says_of_time_by_itself_is_kept(rank: Rank):
 
 def test_however_many_steps_optimizers_take_the_first_step_of_an_attached_script_is_its_loop_s(rank: Rank):
     """As in PPO, or with a discriminator: the optimizer's state has three times as many steps."""
+    for _ in range(3):  # as one that looks for a learning rate does
+        rank.optimizer.step()
     worker.init()
     worker.loop_comes()
     for step, before in ((43, NOT_BEATEN), (44, 43)):
