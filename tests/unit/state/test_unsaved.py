@@ -102,7 +102,7 @@ KINDS = [HasScheduler, HasOptimizers, HasAnotherInside, Scales, HasBuffer, HasFr
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.WARNING)
-    return lambda: [record.getMessage() for record in caplog.records]
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "resilient.state.unsaved"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
