@@ -312,6 +312,11 @@ class WorkerRegion(_Mapped):
             self._times[_FIRST_TIME], self._words[_FIRST] = now, step
         self._words[_STEP] = step
 
+    def begin_again(self) -> None:
+        """Steps that were finished so far are none of those that will be counted."""
+        self._words[_STEP] = NOT_BEATEN
+        self.observe(False)
+
     @property
     def phase(self) -> int:
         """The present one: an index into PHASES, with TOLD where the script has told it."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from resilient import clock, collectives
+from resilient import clock, collectives, spawned
 from resilient.heartbeat_region import NOT_BEATEN, PHASES, TOLD, WorkerRegion
 from resilient.script_files import ScriptFiles, common_place
 from resilient.script_stop import OnStop, ScriptStop
@@ -71,6 +71,7 @@ class Progress:
         self._uncounted = 0  # steps that its optimizer has taken, or loads, without having trained
         self._silent = False  # the script has said that it will speak for itself, and has not yet
         self._beating = True
+        self._loop_comes = False  # one of the runtime's own, which beats after each of its steps
         self._phases = True
         self._lines = first_rank
         self._stepped: set[int] = set()  # optimizers, by id, since the present iteration began
@@ -92,6 +93,12 @@ class Progress:
     def expect_words(self) -> None:
         """The script has called `init`: it gets until its second step to say something."""
         self._silent = self.is_silent()
+
+    def loop_comes(self) -> None:
+        """A loop of the runtime's own will beat, however many steps optimizers take until its first step is done."""
+        self._loop_comes = True
+        if self._line_t:  # of steps before it, as those of one that looks for a learning rate, nothing is counted on
+            self._region.begin_again()
 
     def stand_back(self, step: int) -> None:
         """The script beats by itself, and has finished this step."""
@@ -128,7 +135,7 @@ class Progress:
     def boundary(self) -> int | None:
         """The number of the present step boundary, if it is counted here; the script asks whether it is to stop."""
         self._stop.is_off = True
-        return self.count if self._beating and self.count else None
+        return self.count if self._beating and self.count and not self._loop_comes else None
 
     def is_silent(self) -> bool:
         """Whether nothing tells yet where the script stands: neither a step of an optimizer nor the script."""
@@ -170,7 +177,7 @@ class Progress:
             return  # a script that speaks for itself may try it again before it says anything
         if begins:
             self.count += 1
-        if not self._beating or (self._silent and self.count == 1):
+        if not self._beating or self._loop_comes or (self._silent and self.count == 1):
             return
         may_stop = self._stop.stepped(key, counts=begins)
         if begins:
@@ -394,4 +401,5 @@ def observe(
         iterator.__next__ = progress.reading(iterator.__next__)
     progress.files.wrap()
     collectives.watch(region, progress.is_silent)
+    spawned.watch()
     return progress

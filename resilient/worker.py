@@ -304,6 +304,12 @@ def infer(name: str) -> None:
         _watcher(name, 0)
 
 
+def loop_comes() -> None:
+    """For the runtime's own loops: one comes, and beats after each of its steps."""
+    if _progress is not None:
+        _progress.loop_comes()
+
+
 _left: tuple[CodeType, int] | None = None  # where a loop over a generator of the runtime's own was left
 
 

@@ -84,6 +84,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
             groups.wait_at_most(context.collective_timeout_s)
         if (prefix := os.environ.pop(groups.PREFIX_VARIABLE, "")) != "":
             groups.meet_below(prefix)
+            groups.meet_in_files_of(context.generation)
         if injection := os.environ.get(worker.CHAOS_VARIABLE):
             importlib.import_module(injection).arm(context)
         progress = worker.observe_progress()

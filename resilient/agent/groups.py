@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 PREFIX_VARIABLE = "RESILIENT_STORE_PREFIX"
 
@@ -36,3 +37,19 @@ def meet_below(prefix: str) -> None:
             yield PrefixStore(prefix, store), rank, world_size
 
     handlers["env"] = join
+
+
+def meet_in_files_of(generation: int) -> None:
+    """Have what joins by `file://` in this process, from now on, use a file of its own in each generation but the first one.
+
+    The file of a generation that was killed is full of the addresses of its ranks.
+    """
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    joined = handlers["file"]
+
+    def join(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        parts = urlsplit(url)
+        yield from joined(urlunsplit(parts._replace(path=f"{parts.path}.{generation}")), **options)
+
+    if generation > 1:
+        handlers["file"] = join

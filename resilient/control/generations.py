@@ -60,6 +60,7 @@ class Run:
     started_t: float
     resumed_step: int | None = None
     announced: bool = False
+    of_script: bool = False  # announced as one that goes on from a checkpoint of its own
     step: int = NO_STEP
     beat_t: float = 0.0
     step_s: float = 0.0
@@ -253,7 +254,11 @@ class Generations:
         return layout.get("longer", 0) * layout.get("tp", 1) * layout.get("cp", 1)
 
     def resumed(self, step: int, tier: str | None, when: Moment, out: Outbox) -> None:
-        """Rank 0 says from where all go on."""
+        """Rank 0 says from where all go on. It says so again where optimizers have stepped before the script is attached."""
+        run = self.run
+        if run is not None and run.of_script and tier != SCRIPT:
+            run.of_script, run.resumed_step, run.step = False, step, NO_STEP
+            self._snapshots.resumed(step, when.now, out)
         self.announce(step, tier, when, out)
         self.last_step = step
 
@@ -277,7 +282,8 @@ class Generations:
         if left_out := membership.left_out():
             fields["left_out"] = {str(node): devices for node, devices in left_out.items()}
         out.event("generation_started", fields, self.generation, run.started_t)
-        if resumed_step is not None and tier != SCRIPT:
+        run.of_script = tier == SCRIPT
+        if resumed_step is not None and not run.of_script:
             self._snapshots.resumed(resumed_step, when.now, out)
 
     def on_heartbeats(self, heartbeats: Sequence[Heartbeat], from_rank_0: bool, when: Moment, out: Outbox) -> None:

@@ -8,7 +8,9 @@ document of one rank grows, all come to know of it when they compare (`reviews`)
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
+from zlib import crc32
 
 from torch.optim import Optimizer
 
@@ -133,8 +135,8 @@ class Announcement:
     def _check_unchanged(self) -> None:
         """Raises StateChangedShape where something has come that is not saved, whatever was announced."""
         for model in self._models:
-            if added := model.added_names():
-                raise StateChangedShape(f"{added[0]} has come: make it before resilient.attach")
+            if (unexpected := model.unexpected()) is not None:
+                raise StateChangedShape(unexpected)
         for number, (now, before) in enumerate(zip(self._present_group_sizes(), self._group_sizes, strict=True)):
             if now != before:
                 raise StateChangedShape(f"optimizer {number} has other groups of parameters: make them before resilient.attach")
@@ -142,7 +144,7 @@ class Announcement:
     def _present_group_sizes(self) -> list[list[int]]:
         return [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
 
-    def _present_keys(self) -> list[list[list[str]]]:
+    def _present_keys(self) -> list[list[tuple[int, list[str]]]]:
         return [optimizers.keys_of(each) for each in self._optimizers]
 
     def _announce_again(self) -> None:
@@ -156,13 +158,19 @@ class Announcement:
     def _announce(self) -> None:
         peers = self._peers
         tables: list[Table] = []
-        wrong, mine, document = "", None, b""
+        wrong, mine, document, forms = "", None, b"", [form for model in self._models for form in model.plain_forms()]
         try:
             tables += (optimizers.table_of(each) for each in self._optimizers)
             document = self._documents.capture()
             found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
             found.local_shards()  # what is refused there on one rank must be known to all before they meet again
-            mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._tables_json(tables))
+            mine = (
+                found.meshes(),
+                found.fingerprint(),
+                documents.capacity(len(document)),
+                self._tables_json(tables),
+                crc32(repr(forms).encode()),
+            )
         except (TypeError, ValueError, StateChangedShape) as error:
             wrong = str(error)
         answers = peers.all((wrong, mine))
@@ -170,6 +178,8 @@ class Announcement:
             raise ValueError(next(why for why, _ in answers if why))
         everyone = [each for _, each in answers if each is not None]
         assert mine is not None
+        if any(each[4] != mine[4] for each in everyone):
+            raise ValueError(_difference(peers.all(forms)))
         if any(each[3] != mine[3] for each in everyone):
             raise StateChangedShape("the optimizers of the ranks keep states of different parameters")
         own = any(each[1] != mine[1] for each in everyone)
@@ -193,3 +203,13 @@ class Announcement:
     def _tables_json(self, tables: Sequence[Table]) -> Any:
         counts = [len(optimizers.parameters_of(each)) for each in self._optimizers]
         return [optimizers.as_json(table, count) for table, count in zip(tables, counts, strict=True)]
+
+
+def _difference(forms: Sequence[Sequence[str]]) -> str:
+    """What is wrong where ranks have other tensors than rank 0. Args: forms: of all ranks."""
+    rank, other = next((rank, each) for rank, each in enumerate(forms) if each != forms[0])
+    ours, its = next(pair for pair in zip_longest(forms[0], other, fillvalue="none") if pair[0] != pair[1])
+    return (
+        f"the models of the ranks differ: rank 0 has {ours} where rank {rank} has {its}. All ranks need the same modules; what "
+        "only some of them have, as the stages of a pipeline, must be made on all, or the script saves it by itself, without attach"
+    )

@@ -22,6 +22,9 @@ def check(*, model: Any, optimizer: Any, scheduler: Any, extra: Any, loader: Any
     for name, each in _named("optimizer", optimizer):
         if not (hasattr(each, "param_groups") and hasattr(each, "state")):
             raise _wrong(name, each, "an optimizer of torch, or a list of them")
+        if type(each).__name__ == "ZeroRedundancyOptimizer":
+            wanted = "an optimizer that has its states itself; torch.distributed.fsdp.fully_shard shares them out among ranks"
+            raise _wrong(name, each, wanted)
     for name, each in _named("scheduler", scheduler):
         if not _has_state(each):
             raise _wrong(name, each, "something with state_dict and load_state_dict, or a list of such")

@@ -181,11 +181,18 @@ class Arrays:
                 vector.gather()
             for held in self._held:
                 tensor = held.get()
-                if not isinstance(tensor, DTensor) and not held.by_rank and tensor.numel():
-                    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-                    bits = real.contiguous().view(-1).view(_BITS[real.element_size()])
-                    total += int(bits.sum(dtype=torch.int64))
+                if not isinstance(tensor, DTensor) and not held.by_rank:
+                    total += sum_of_bits(tensor)
         return total
+
+
+def sum_of_bits(tensor: torch.Tensor) -> int:
+    """By which it is compared with another one of its shape."""
+    if not tensor.numel():
+        return 0
+    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    bits = real.contiguous().view(-1).view(_BITS[real.element_size()])
+    return int(bits.sum(dtype=torch.int64))
 
 
 Get = Callable[[], torch.Tensor]

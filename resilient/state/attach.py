@@ -6,6 +6,8 @@ supervisor a loop is a loop, and nothing is saved.
 """
 
 import logging
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
 from resilient.state.modules import ModelTensors
 from resilient.state.position import Position
+from resilient.state.reads import Reads
+from resilient.state.unsaved import Unsaved
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +72,11 @@ def attach(
             "resilient.attach is called once in a process, as one would go on from the snapshots of the other: give further models "
             "as values of the dict extra, and several optimizers or schedulers as lists"
         )
+    if worker.REGION_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
+        raise worker.UnrecoverableError(
+            "resilient.attach is called in a process that the script has started, and not in the rank itself, for which alone "
+            "there are snapshots: train in the rank, and have as many ranks as you need by --procs"
+        )
     arguments.check(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra, loader=loader, group=group)
     attached = Attached(model, _several(optimizer), _several(scheduler), extra, loader, group)
     Attached._open.add(attached)
@@ -95,8 +104,11 @@ class Attached:
         group: dist.ProcessGroup | None,
     ) -> None:
         self.context = worker.init()
+        worker.loop_comes()
         self.step = 0
-        self._optimizers = all_optimizers
+        self._optimizers, self._schedulers, self._extra = all_optimizers, schedulers, extra
+        self._unsaved: Unsaved | None = None
+        self._reads: Reads | None = None
         others = extra if isinstance(extra, Mapping) else {"module": extra}
         beside = {name: value for name, value in others.items() if isinstance(value, Module)}
         self._position = Position(loader)
@@ -137,6 +149,8 @@ class Attached:
                 self._options()
             except (TypeError, ValueError, StateChangedShape) as error:
                 raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from error
+        if self.step:
+            self._reads = Reads(loader)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -189,6 +203,10 @@ class Attached:
             return
         self._start()
         self._accumulation.end_step(self.step)
+        if self._unsaved is not None:
+            self._unsaved.end_step()
+        if self._reads is not None and self._reads.end_step(self.step):
+            self._reads = None
         tiers = self._snapshots.due(self.step)
         if tiers:
             self._take(self._snapshots, tiers)
@@ -217,6 +235,10 @@ class Attached:
     def leave(self) -> None:
         """The loop is left, as by `break`: what the script does then, such as a last evaluation, is no step. `close` calls it."""
         self._open.discard(self)
+        if self._unsaved is not None:
+            self._unsaved.close()
+        if self._reads is not None:
+            self._reads.close()
         worker.infer("start")
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -236,6 +258,7 @@ class Attached:
                 self._announcement.announce()
             except StateChangedShape as error:
                 raise worker.UnrecoverableError(f"{error}: no state is whole") from None
+            self._unsaved = Unsaved(self._models, self._optimizers, self._schedulers, self._extra, self._documents.trained)
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
         self._takes += 1
@@ -253,6 +276,8 @@ class Attached:
                     snapshots.leave_out(self.step, tiers, again=self._again, why=self._given_up)
                     return False
                 local_shards, groups = self._announcement.local_shards(), self._options()
+                if self._unsaved is not None:
+                    self._unsaved.snapshot(self._takes)
             except documents.TooLong as error:
                 if not self._outgrown:
                     log.warning("the snapshot of step %d is left out, and more room is made for later ones: %s", self.step, error)

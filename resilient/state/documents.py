@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -18,11 +19,12 @@ from resilient.state import optimizers, randomness
 from resilient.state.encoding import decode, encode
 from resilient.state.modules import ModelTensors
 from resilient.state.position import Position
+from resilient.state.restored import Restoring
 
 ARRAY = "ranks/state"
 LEAST_BYTES = 1 << 14
 _LENGTH_BYTES = 8
-_OWN = ("random", "loader")
+_OWN = ("random", "loader", "trained")
 _KEPT = (dict, OrderedDict, Counter, list, tuple, torch.Size)  # or as good as kept
 
 
@@ -36,6 +38,9 @@ class Documents:
     Args:
         extra: a mapping from names to modules, things with `state_dict`, generators, or plain values; or one such thing.
         modules: the modules among them and the model, by the prefix of their names.
+
+    Attributes:
+        trained: which parameters of each module were, in the document that was restored; None if it does not say.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Documents:
         extra: Any,
         position: Position,
     ) -> None:
+        self.trained: Sequence[str] | None = None
         self._modules, self._optimizers, self._schedulers = modules, all_optimizers, schedulers
         self._extra, self._position = extra, position
         self._row = torch.zeros(0, dtype=torch.uint8)
@@ -58,6 +64,7 @@ class Documents:
             "loader": encode(self._position.capture(), "loader"),
             "schedulers": [encode(each.state_dict(), f"scheduler {number}") for number, each in enumerate(self._schedulers)],
             "extra": self._captured_extra(),
+            "trained": [each.trained() for each in self._modules],
             "modules": [encode(each.rest(), "model") for each in self._modules],
             "optimizers": [
                 encode(optimizers.other_states(each), f"optimizer {number}.state") for number, each in enumerate(self._optimizers)
@@ -115,6 +122,7 @@ class Documents:
             _check_alike(saved)
         try:
             self._restore_shared(saved[0])
+            self.trained = saved[0].get("trained")
             self._position.restore([decode(each["loader"]) for each in saved], count, same=same)
             return decode(saved[0]["random"]) if same else {}
         except (KeyError, TypeError, AttributeError) as error:
@@ -134,12 +142,14 @@ class Documents:
 
     def _restore_extra(self, found: Any) -> None:
         extra = self._extra
+        tensors = [slot.tensor() for each in self._modules for slot in each.slots]
+        restoring = Restoring(extra, [each.to_local() if isinstance(each, DTensor) else each for each in tensors])
         if not isinstance(extra, Mapping):
             if found is not None:
-                _restored(extra, decode(found))
+                restoring.restored(extra, decode(found))
             return
         for name, state in (found or {}).items():
-            value = _restored(extra.get(name), decode(state))
+            value = restoring.restored(extra.get(name), decode(state))
             if value is not extra.get(name):
                 if not isinstance(extra, MutableMapping):
                     raise ValueError(
@@ -169,25 +179,6 @@ def _captured(value: Any) -> Any:
     if generator is not None:
         return generator
     return value.state_dict() if hasattr(value, "state_dict") else value
-
-
-def _restored(value: Any, state: Any) -> Any:
-    """What takes the place of a value: itself, with a state that was loaded into it, or what was saved."""
-    if randomness.generator_state(value) is not None:
-        randomness.set_generator(value, state)
-        return value
-    if hasattr(value, "load_state_dict"):
-        value.load_state_dict(state)
-        return value
-    if isinstance(value, torch.Tensor) and isinstance(state, torch.Tensor):
-        return state.to(value.device)
-    if isinstance(value, MutableMapping) and type(value) is not dict and isinstance(state, Mapping):  # as a Counter
-        value.clear()
-        value.update(state)
-        return value
-    if isinstance(state, tuple) and hasattr(value, "_make"):  # a named tuple
-        return value._make(state)
-    return state
 
 
 def _must_come_back(value: Any, where: str, *, outermost: bool = False) -> None:

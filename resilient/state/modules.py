@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,28 +56,49 @@ class ModelTensors:
     def __init__(self, model: Module, group: str = MODEL) -> None:
         self.model = model
         seen: set[int] = set()
-        walked: set[str] = set()
+        walked: dict[str, Mapping[str, Any]] = {}
         self.slots: list[Slot] = []
         for slot in _walk(model, ""):
             tensor = slot.tensor()
-            walked.add(slot.name)
+            walked[slot.name] = slot.home
             if (why := reason_against(tensor)) is not None:
                 raise ValueError(f"{group}{slot.name} is {why}")
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 self.slots.append(replace(slot, name=group + node_name(slot.name)))
-        self._walked, self._group = walked, group
-        self._rest = sorted(set(get_model_state_dict(model)) - walked)
-
-    def added_names(self) -> list[str]:
-        """The names of parameters and buffers that the model did not have before."""
-        return [f"{self._group}{slot.name}" for slot in _walk(self.model, "") if slot.name not in self._walked]
+        self._walked, self.group = walked, group
+        state = get_model_state_dict(model) if model.state_dict() else {}  # which it does not take where nothing is
+        self._rest = sorted(set(state) - walked.keys())
 
     def accept_added_names(self) -> list[str]:
-        """The same, which from now on is what it had before."""
-        added = self.added_names()
-        self._walked.update(name.removeprefix(self._group) for name in added)
-        return added
+        """The names of parameters and buffers that the model did not have before; from now on it had them."""
+        added = {slot.name: slot.home for slot in _walk(self.model, "") if slot.name not in self._walked}
+        self._walked.update(added)
+        return [self.group + name for name in added]
+
+    def unexpected(self) -> str | None:
+        """What the model has that is not saved, of which nothing is gone; None if all is as it was."""
+        for slot in _walk(self.model, ""):
+            home = self._walked.get(slot.name)
+            if home is None:
+                return f"{self.group}{slot.name} has come: make it before resilient.attach"
+            if home is not slot.home:
+                return f"{self.group}{slot.name} is in another module than before: replace modules before resilient.attach"
+        return None
+
+    def plain_forms(self) -> list[str]:
+        """Names, types and shapes of the tensors that are no DTensors, which are the same on all ranks."""
+        found = ((slot.name, slot.home.get(slot.key)) for slot in self.slots)
+        tensors = ((name, each) for name, each in found if isinstance(each, torch.Tensor) and not isinstance(each, DTensor))
+        return [f"{name} {str(each.dtype).removeprefix('torch.')} {tuple(each.shape)}" for name, each in tensors]
+
+    def parameter_names(self) -> list[str]:
+        """Of all parameters, each once."""
+        return [slot.name for slot in self.slots if not slot.is_buffer]
+
+    def trained(self) -> str:
+        """Which of them are trained: a character of each, "1" if it requires gradients."""
+        return "".join("1" if slot.tensor().requires_grad else "0" for slot in self.slots if not slot.is_buffer)
 
     def rest(self) -> dict[str, Any]:
         """What the model's state has beyond parameters and buffers. Raises ValueError where a part of that has gone."""
@@ -84,7 +106,7 @@ class ModelTensors:
             return {}
         found = get_model_state_dict(self.model)
         if gone := [name for name in self._rest if name not in found]:
-            raise ValueError(f"{self._group}{gone[0]} is gone")
+            raise ValueError(f"{self.group}{gone[0]} is gone")
         return {name: found[name] for name in self._rest}
 
     def load_rest(self, rest: Mapping[str, Any]) -> None:

@@ -66,10 +66,10 @@ def table_of(optimizer: Optimizer) -> Table:
     return tuple(Entry(*kind, tuple(numbers)) for kind, numbers in sorted(found.items()))
 
 
-def keys_of(optimizer: Optimizer) -> list[list[str]]:
-    """Under which keys it keeps tensors by now, for each of its parameters."""
-    states = (_state(optimizer, parameter) for parameter in parameters_of(optimizer))
-    return [[key for key, value in state.items() if isinstance(value, torch.Tensor)] for state in states]
+def keys_of(optimizer: Optimizer) -> list[tuple[int, list[str]]]:
+    """For each of its parameters, which may be others by now, its identity and under which keys tensors are kept for it."""
+    states = ((id(parameter), _state(optimizer, parameter)) for parameter in parameters_of(optimizer))
+    return [(who, [key for key, value in state.items() if isinstance(value, torch.Tensor)]) for who, state in states]
 
 
 def as_json(table: Table, count: int) -> JSON:

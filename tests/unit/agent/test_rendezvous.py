@@ -1,10 +1,12 @@
 """Joining a store: a refused port, a server that comes late, a generation that is called off; with real sockets and stores."""
 
+import importlib
 import os
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from listening import listeners
 from soak import soaked_after
 from torch.distributed import TCPStore
 
+from resilient.agent import groups
 from resilient.agent.rendezvous import LONGEST_PAUSE_S, CalledOff, DriverRendezvous, join_store, open_store, store_prefix
 from resilient.protocol.messages import Start
 
@@ -196,3 +199,16 @@ def test_groups_that_find_each_other_by_the_environment_keep_their_keys_below_th
     command = [sys.executable, "-c", JOINS, *([prefix] if prefix else [])]
     keys = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout.split()
     assert keys and {key.startswith(f"{prefix}/") for key in keys} == {bool(prefix)}
+
+
+def test_groups_that_find_each_other_by_a_file_have_another_one_in_each_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    stores = []  # a store that is closed takes its file away
+    for generation in (1, 2, 3):
+        with monkeypatch.context() as patched:
+            patched.setitem(handlers, "file", handlers["file"])  # put back afterwards
+            groups.meet_in_files_of(generation)
+            store, rank, size = next(handlers["file"](f"file://{tmp_path}/store?rank=0&world_size=1"))
+        stores.append(store)
+        assert (store.add("address of rank 0", 1), rank, size) == (1, 0, 1), "nothing of the one before is there"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["store", "store.2", "store.3"]

@@ -3,6 +3,7 @@
 import pytest
 from control_play import VICTIM, Play, beat
 
+from checkpoint.protocol import Retain
 from resilient import entries
 from resilient.config.timeouts import FENCE_RAISE_S
 from resilient.control.coordinator import State
@@ -11,7 +12,7 @@ from resilient.control.membership import LAUNCH_ATTEMPTS, STUCK_S
 from resilient.exits import Exit
 from resilient.faults import Raised
 from resilient.ledger import event_entry
-from resilient.outbox import AcknowledgeRecords, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
+from resilient.outbox import AcknowledgeRecords, Finish, Launch, RaiseFence, RequestDaemon, Send, WriteEvent, WriteMetrics
 from resilient.protocol.messages import FindEnds, Propose, Record, Shutdown, SignalReceived, Start, Stop
 
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
@@ -310,6 +311,17 @@ def test_the_generation_is_announced_once_with_the_step_it_resumed_from(play):
     play.beat(0, 21)
     (started,) = play.events("generation_started")
     assert (started["resumed_step"], started["tier"], started["world_size"]) == (20, "scratch", 2)
+
+
+def test_a_script_that_attaches_after_optimizers_have_stepped_has_snapshots(play):
+    """As after a search for the learning rate: its steps were taken for those of a script that says nothing."""
+    play.resumed(0, "script")
+    play.beat(0, 30)
+    play.resumed(5, "ram")
+    assert any(isinstance(each, RequestDaemon) and isinstance(each.request, Retain) for each in play.effects)
+    play.beat(0, 6)
+    play.exit(0, step=6)
+    assert [fault["step"] for fault in play.events("fault")] == [7], "what came before it is counted on no more"
 
 
 @pytest.mark.parametrize(("first", "newest", "resumed"), [(1, 3, 0), (101, 140, 100), (0, 2, 0), (-1, 3, 2)])

@@ -9,7 +9,7 @@ import torch
 
 from resilient import worker
 from resilient.account import account
-from resilient.heartbeat_region import AgentRegion, WorkerRegion
+from resilient.heartbeat_region import NOT_BEATEN, AgentRegion, WorkerRegion
 from resilient.progress import Progress
 
 STEP_S, STEPS = 0.5, 40
@@ -34,6 +34,7 @@ class Rank:
         """Args: attached: it beats after its step, as `attach` does; every: so many steps it reports metrics, within the step."""
         if attached:
             worker.init()
+            worker.loop_comes()
         for step in range(1, STEPS + 1):
             self.now += STEP_S
             self.optimizer.step()
@@ -94,3 +95,18 @@ def test_what_a_script_says_of_time_by_itself_is_kept(rank: Rank):
     lines = rank.lines()
     assert [(line["step_s"], line.get("steps")) for line in lines[:3]] == [(0.25, None)] * 3
     assert [(line["step_s"], line["steps"]) for line in lines[3:]] == [(pytest.approx(STEP_S), 7)] * 2
+
+
+def test_however_many_steps_optimizers_take_the_first_step_of_an_attached_script_is_its_loop_s(rank: Rank):
+    """As in PPO, or with a discriminator: the optimizer's state has three times as many steps."""
+    for _ in range(3):  # as one that looks for a learning rate does
+        rank.optimizer.step()
+    worker.init()
+    worker.loop_comes()
+    for step, before in ((43, NOT_BEATEN), (44, 43)):
+        for _ in range(3):
+            rank.now += STEP_S
+            rank.optimizer.step()
+            assert rank.agent.activity().step == before
+        worker.beat(step)
+        assert rank.agent.activity().step == step

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import distributed as dist
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
 
@@ -29,3 +30,11 @@ def daemon(tmp_path: Path) -> Iterator[LoneDaemon]:
     with LoneDaemon(tmp_path / "d", buffers=3) as found:
         found.start()
         yield found
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

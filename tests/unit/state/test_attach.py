@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from attempts import AT, TOTAL, Attempts, Script, goes_on_to_the_last_bit, loses_no_step, run
-from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 import resilient
@@ -139,14 +138,6 @@ def test_a_module_that_a_model_has_twice_is_saved_once_and_in_arrays():
     tensors = ModelTensors(torch.nn.Sequential(layer, torch.nn.Tanh(), layer))
     assert [slot.name for slot in tensors.slots] == ["model/0.weight", "model/0.bias"]
     assert tensors.rest() == {}, "what is in here is text in each snapshot, and no DTensor is"
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("alone")
@@ -308,6 +299,15 @@ def test_one_that_could_not_be_attached_may_be_tried_again(attempts: Attempts):
         script.attach()
     del script.extra["print"]
     script.attach()
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_optimizer_that_shares_its_states_out_by_itself_is_refused(attempts: Attempts):
+    attempts.begin()
+    model = torch.nn.Linear(2, 2)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+    with pytest.raises(worker.UnrecoverableError, match="ZeroRedundancyOptimizer, and must be an optimizer that has"):
+        resilient.attach(model=model, optimizer=optimizer)
 
 
 class Counter:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from resilient.state import randomness
-from resilient.state.documents import _restored
 from resilient.state.encoding import decode, encode
+from resilient.state.restored import Restoring
 
 
 def there_and_back(value: Any) -> Any:
@@ -142,5 +142,7 @@ def test_generators_of_a_script_go_on_too():
 
 
 def test_a_tensor_comes_back_where_it_was():
-    assert _restored(torch.zeros(3, device="meta"), torch.ones(3)).device.type == "meta"
-    assert _restored(torch.zeros(3), torch.ones(3)).tolist() == [1.0] * 3
+    restoring = Restoring({}, [])
+    assert restoring.restored(torch.zeros(3, device="meta"), torch.ones(3)).device.type == "meta"
+    assert restoring.restored(torch.zeros(3, device="meta"), torch.ones(2)).device.type == "meta"
+    assert restoring.restored(torch.zeros(3), torch.ones(3)).tolist() == [1.0] * 3

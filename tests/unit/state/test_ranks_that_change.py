@@ -66,3 +66,24 @@ def test_a_rank_that_changes_alone_costs_snapshots_and_no_training(daemon: LoneD
     assert missed[LATE + 1] == "rank 0 has left it out"
     why = "the optimizers of some ranks keep states by now that those of others do not"
     assert missed[TOTAL - 1] == f"rank 0 has left it out: {why}"
+
+
+def stages(rank: int, session: str) -> str:
+    """What the stages of a pipeline that a script makes by itself, one on each rank, are told after their first step."""
+    import resilient
+    from resilient import worker
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", RESILIENT_SESSION=session, RESILIENT_GENERATION="1")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2) if rank == 0 else torch.nn.Linear(2, 1))
+    snapshots = resilient.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.01))
+    try:
+        snapshots.after_step()
+    except worker.UnrecoverableError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_different_models_are_told_so_in_a_sentence(daemon: LoneDaemon):
+    first, second = run_ranks(2, stages, session_of_two(daemon))
+    assert first == second
+    assert "rank 0 has model/0.weight float32 (2, 4) where rank 1 has model/0.weight float32 (1, 2)" in first

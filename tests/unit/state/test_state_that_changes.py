@@ -42,7 +42,21 @@ class OfSecondOrder(Script):
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
 
 
-@pytest.mark.parametrize("kind", [Unfrozen, Alternating, OfSecondOrder])
+class Replaced(Unfrozen):
+    """One of its parameters is replaced in its module and its optimizer, which takes the state of the old one over."""
+
+    def _train(self, trained: bool) -> None:
+        """All are, from the beginning."""
+
+    def step(self, inputs: torch.Tensor | None = None) -> None:
+        if self.done == LATE:
+            old, new = self.model[3].weight, torch.nn.Parameter(self.model[3].weight.detach().flip(0))
+            self.model[3].weight = self.optimizer.param_groups[0]["params"][-2] = new
+            self.optimizer.state[new] = self.optimizer.state.pop(old)
+        super().step(inputs)
+
+
+@pytest.mark.parametrize("kind", [Unfrozen, Alternating, OfSecondOrder, Replaced])
 def test_states_of_optimizers_that_come_later_are_saved_from_then_on(attempts: Attempts, kind: type[Script]):
     goes_on_to_the_last_bit(attempts, kind)
 
@@ -79,6 +93,11 @@ def group_comes(script: Script) -> None:
     script.optimizer.add_param_group({"params": [script.average[0][0].weight]})
 
 
+def module_is_replaced(script: Script) -> None:
+    script.model[3] = torch.nn.Linear(6, 2)
+    script.optimizer.param_groups[0]["params"][-2:] = script.model[3].parameters()
+
+
 def function_comes(script: Script) -> None:
     script.extra["callback"] = print
 
@@ -94,6 +113,7 @@ def option_comes(script: Script) -> None:
         (option_comes, "optimizer 0.param_groups[0]['note'] is a builtins.object, which cannot be saved without pickle"),
         (buffer_comes, "model/0.late has come: make it before resilient.attach"),
         (parameters_come, "model/4.weight has come: make it before resilient.attach"),
+        (module_is_replaced, "model/3.weight is in another module than before: replace modules before resilient.attach"),
         (group_comes, "optimizer 0 has other groups of parameters: make them before resilient.attach"),
     ],
 )

@@ -1,12 +1,10 @@
 """`attach` where a GPU copies while the script goes on: what changes in an optimizer's step, and what at any time."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from attempts import AT, TOTAL, Attempts, Growing, Script, Unfrozen, run
-from torch import distributed as dist
 
 from checkpoint.device import StandIn
 from checkpoint.tiers import snapshots as snapshots_module
@@ -105,13 +103,6 @@ def test_steps_that_nobody_is_told_of_are_not_waited_for_by_a_hook(attempts: Att
 
     assert to_the_snapshot(script, gpu, step) == 0
     attempts.held(AT)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 FP32 = {"precision": "fp32", "grad_dtype": "fp32"}
