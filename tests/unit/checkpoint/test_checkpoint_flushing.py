@@ -381,6 +381,7 @@ def test_a_shard_that_cannot_be_deleted_keeps_no_other_from_it_and_ends_no_daemo
     for step in (1, 2):
         assert nodes.step(step, ("ram", "nvme"))
         nodes.wait(lambda step=step: nodes.reported("snapshot", "nvme") == step, "the disk")
+    nodes.kill()  # the daemon would delete some of it meanwhile
     root = nodes.nodes[0].tier_root("nvme")
     broken = root / "step-00000001" / shard_manifest.NAME
     broken.unlink()
