@@ -122,10 +122,11 @@ class Unsaved:
         if id(optimizer) in self._seen:
             return
         self._seen.add(id(optimizer))
+        given = id(optimizer) in self._given or id(optimizer.state) in self._states
+        if not given and not any(id(each) in self._parameters for each in optimizers.parameters_of(optimizer)):
+            return  # it trains something else
         self._look_at_scaler()
-        if id(optimizer) in self._given or id(optimizer.state) in self._states or self._may_be_given:
-            return
-        if any(id(each) in self._parameters for each in optimizers.parameters_of(optimizer)):
+        if not given and not self._may_be_given:
             self._tell("optimizer", _kind(optimizer))
 
     def _look_at_scaler(self) -> None:

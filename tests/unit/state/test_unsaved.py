@@ -156,8 +156,9 @@ class TrainsAside(Script):
     def step(self, inputs: torch.Tensor | None = None) -> None:
         super().step(inputs)
         aside = torch.nn.Parameter(torch.ones(1))
-        aside.square().backward()
-        torch.optim.SGD([aside]).step()
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(aside.square().sum()).backward()
+        scaler.step(torch.optim.SGD([aside]))
 
 
 @pytest.mark.parametrize("kind", [Script, Unfrozen, Clears, GivesScaler, GivesBoth, GivesSomethingElse, TrainsAside])
