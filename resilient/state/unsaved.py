@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 TEXTS = {
     "optimizer": "an optimizer that resilient.attach was not given, %s, trains parameters that are saved: no snapshot has its "
     "state. Make all optimizers before resilient.attach, and give them as a list",
-    "aside": "an optimizer that resilient.attach was not given, %s, trains parameters that no snapshot has: they begin anew after a "
-    "restart. Give their module as a value of the dict extra, and the optimizer with the others, as a list",
+    "aside": "an optimizer that resilient.attach was not given, %s, trains parameters that no snapshot has: they begin anew after "
+    "a restart. Give their module as a value of the dict extra, and the optimizer with the others, as a list",
     "scheduler": "optimizer %d has a scheduler that resilient.attach was not given: no snapshot has its position, and it begins "
     "anew after a restart. Give it as scheduler, or a list of all",
     "scaler": "the optimizer is stepped by a %s that resilient.attach was not given: no snapshot has its scale. Give it as a "
@@ -77,7 +77,7 @@ class Unsaved:
         self._told: set[str] = set()
         self._seen: set[int] = set()  # optimizers, by id
         self._steps = 0
-        self._aside: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # those of other parameters, and the step of their first
+        self._aside: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # of other parameters, by the step of their first
         optimized = {id(parameter) for each in all_optimizers for parameter in optimizers.parameters_of(each)}
         parameters = [slot for model in models for slot in model.slots if not slot.is_buffer]
         self._parameters = {id(slot.tensor()) for slot in parameters}
