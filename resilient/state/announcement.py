@@ -141,6 +141,12 @@ class Announcement:
             if now != before:
                 raise StateChangedShape(f"optimizer {number} has other groups of parameters: make them before resilient.attach")
 
+    def _check_forms(self) -> None:
+        """Raises StateChangedShape where a restart, whose `attach` finds the tensors as they were, could not read what is saved."""
+        for model in self._models:
+            if (changed := model.changed_form()) is not None:
+                raise StateChangedShape(changed)
+
     def _present_group_sizes(self) -> list[list[int]]:
         return [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
 
@@ -160,6 +166,8 @@ class Announcement:
         tables: list[Table] = []
         wrong, mine, document, forms = "", None, b"", [form for model in self._models for form in model.plain_forms()]
         try:
+            if not self.about:
+                self._check_forms()
             tables += (optimizers.table_of(each) for each in self._optimizers)
             document = self._documents.capture()
             found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))

@@ -67,6 +67,7 @@ class ModelTensors:
                 seen.add(id(tensor))
                 self.slots.append(replace(slot, name=group + node_name(slot.name)))
         self._walked, self.group = walked, group
+        self._forms = [_form(slot.tensor()) for slot in self.slots]
         state = get_model_state_dict(model) if model.state_dict() else {}  # which it does not take where nothing is
         self._rest = sorted(set(state) - walked.keys())
 
@@ -86,11 +87,22 @@ class ModelTensors:
                 return f"{self.group}{slot.name} is in another module than before: replace modules before resilient.attach"
         return None
 
+    def changed_form(self) -> str | None:
+        """The first tensor that has another type, shape or kind than when this was made; None if none has."""
+        for slot, before in zip(self.slots, self._forms, strict=True):
+            tensor = slot.home.get(slot.key)
+            if isinstance(tensor, torch.Tensor) and (now := _form(tensor)) != before:
+                return (
+                    f"{slot.name} was {before} when resilient.attach was called, and is {now} after the first step: convert and "
+                    "shard the model before resilient.attach"
+                )
+        return None
+
     def plain_forms(self) -> list[str]:
         """Names, types and shapes of the tensors that are no DTensors, which are the same on all ranks."""
         found = ((slot.name, slot.home.get(slot.key)) for slot in self.slots)
         tensors = ((name, each) for name, each in found if isinstance(each, torch.Tensor) and not isinstance(each, DTensor))
-        return [f"{name} {str(each.dtype).removeprefix('torch.')} {tuple(each.shape)}" for name, each in tensors]
+        return [f"{name} {_form(each)}" for name, each in tensors]
 
     def parameter_names(self) -> list[str]:
         """Of all parameters, each once."""
@@ -113,6 +125,11 @@ class ModelTensors:
         """Set what `rest` gave."""
         if rest:
             set_model_state_dict(self.model, dict(rest), options=StateDictOptions(strict=False))
+
+
+def _form(tensor: torch.Tensor) -> str:
+    kind = " (DTensor)" if isinstance(tensor, DTensor) else ""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{kind}"
 
 
 def node_name(name: str) -> str:

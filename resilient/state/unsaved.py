@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 TEXTS = {
     "optimizer": "an optimizer that resilient.attach was not given, %s, trains parameters that are saved: no snapshot has its "
     "state. Make all optimizers before resilient.attach, and give them as a list",
+    "aside": "an optimizer that resilient.attach was not given, %s, trains parameters that no snapshot has: they begin anew after "
+    "a restart. Give their module as a value of the dict extra, and the optimizer with the others, as a list",
     "scheduler": "optimizer %d has a scheduler that resilient.attach was not given: no snapshot has its position, and it begins "
     "anew after a restart. Give it as scheduler, or a list of all",
     "scaler": "the optimizer is stepped by a %s that resilient.attach was not given: no snapshot has its scale. Give it as a "
@@ -74,6 +76,8 @@ class Unsaved:
         self._may_be_given = any(map(_is_unknown, values))
         self._told: set[str] = set()
         self._seen: set[int] = set()  # optimizers, by id
+        self._steps = 0
+        self._aside: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # of other parameters, by the step of their first
         optimized = {id(parameter) for each in all_optimizers for parameter in optimizers.parameters_of(each)}
         parameters = [slot for model in models for slot in model.slots if not slot.is_buffer]
         self._parameters = {id(slot.tensor()) for slot in parameters}
@@ -93,6 +97,7 @@ class Unsaved:
 
     def end_step(self) -> None:
         """A step of the loop is over."""
+        self._steps += 1
         if "gradients" in self._told:
             return
         before, self._gradients = self._gradients, {}
@@ -121,13 +126,19 @@ class Unsaved:
     def _after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) in self._seen:
             return
-        self._seen.add(id(optimizer))
         given = id(optimizer) in self._given or id(optimizer.state) in self._states
         if not given and not any(id(each) in self._parameters for each in optimizers.parameters_of(optimizer)):
-            return  # it trains something else
+            self._look_at_aside(optimizer)
+            return
+        self._seen.add(id(optimizer))
         self._look_at_scaler()
         if not given and not self._may_be_given:
             self._tell("optimizer", _kind(optimizer))
+
+    def _look_at_aside(self, optimizer: Optimizer) -> None:
+        """What is trained in one step of the loop alone, as an attack on the model, need not be saved."""
+        if self._aside.setdefault(optimizer, self._steps) != self._steps and not self._may_be_given:
+            self._tell("aside", _kind(optimizer))
 
     def _look_at_scaler(self) -> None:
         frame = sys._getframe(2)

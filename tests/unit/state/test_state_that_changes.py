@@ -8,6 +8,8 @@ import pytest
 import torch
 from attempts import AT, ENTRY, LATE, TOTAL, Attempts, Script, Unfrozen, goes_on_to_the_last_bit, run
 from checkpoint_processes import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 import resilient
@@ -312,6 +314,27 @@ def test_a_state_that_cannot_be_saved_ends_the_campaign_and_is_named(attempts: A
     script.step()
     quantized_state(script)
     with pytest.raises(worker.UnrecoverableError, match=r"exp_avg of parameter 1 of an optimizer is a .*TwoTensor, and only plain"):
+        snapshots.after_step()
+
+
+def sharded(model: torch.nn.Module) -> None:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("change", "now"), [(torch.nn.Module.bfloat16, r"bfloat16 \(6, 6\)"), (sharded, r"float32 \(6, 6\) \(DTensor\)")]
+)
+def test_a_model_that_is_converted_or_sharded_after_attach_is_refused_after_its_first_step(
+    attempts: Attempts, change: Callable[[torch.nn.Module], None], now: str
+):
+    attempts.begin()
+    script = Script("sgd")
+    snapshots = script.attach()
+    script.step()
+    change(script.model)
+    said = rf"model/0\.0\.weight was float32 \(6, 6\) when .* called, and is {now} after the first step: convert and shard"
+    with pytest.raises(worker.UnrecoverableError, match=said):
         snapshots.after_step()
 
 

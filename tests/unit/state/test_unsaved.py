@@ -96,7 +96,21 @@ class HasFreeParameters(Script):
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
 
 
-KINDS = [HasScheduler, HasOptimizers, HasAnotherInside, Scales, HasBuffer, HasFreeParameters]
+class HasSecondModel(Script):
+    said = "an optimizer that resilient.attach was not given, torch.optim.sgd.SGD, trains parameters that no snapshot has"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = torch.nn.Linear(2, 2)
+        self.its_optimizer = torch.optim.SGD(self.second.parameters(), 1e-2)
+
+    def step(self, inputs: torch.Tensor | None = None) -> None:
+        super().step(inputs)
+        self.second(torch.ones(1, 2)).sum().backward()
+        self.its_optimizer.step()
+
+
+KINDS = [HasSecondModel, HasScheduler, HasOptimizers, HasAnotherInside, Scales, HasBuffer, HasFreeParameters]
 
 
 @pytest.fixture
