@@ -6,7 +6,7 @@ from pathlib import Path
 
 from checkpoint.naming import steps
 from resilient.worker import Config, ConfigError, EnvironmentUnusable, Problem, accepted_keys
-from trainer.data.errors import DataError, MissingError, StorageError
+from trainer.data.errors import DataError, MissingError, StorageError, WorkerEndedError
 from trainer.data.place import prepared_prefix
 
 PREPARED = "data"  # in the run directory
@@ -98,8 +98,8 @@ def _tokens_in(path: Path, changed_ns: int) -> dict[str, int]:
 
 
 def refused(config: Config, error: DataError) -> ConfigError | EnvironmentUnusable:
-    """How a command ends over such data: the config that names it is wrong, or the place for it is of no use now."""
+    """How a command ends over such data: the config that names it is wrong, or its place or the memory for it is of no use now."""
     key = "data.text" if config.data.text is not None else "data.path"
-    if isinstance(error, StorageError):
+    if isinstance(error, StorageError | WorkerEndedError):
         return EnvironmentUnusable(f"{key}: {error}")
     return ConfigError([Problem(key, None, str(error))])

@@ -148,7 +148,7 @@ class Preparation:
         how = "ended before it had come to a result" if status is None else f"ended with exit code {status}"
         self.over = True
         failure = f"the preparation of {self._entrypoint} {how}; its output is in {self._log}"
-        return PreparationEnded(generation=0, failure=failure)
+        return PreparationEnded(generation=0, failure=failure, killed=status is None or status < 0)
 
     def close(self) -> None:
         """Let go of it; a process that still runs ends with the agent."""
@@ -183,7 +183,7 @@ class Preparations:
             self._running = Preparation(outcome, lambda: fork_server.prepared, entrypoint, log)
 
     def want(self) -> None:
-        """The node that was at it is gone: it is made here, as soon as there is a fork server."""
+        """The node or the process that was at it is gone: it is made here, as soon as there is a fork server."""
         self._wanted = True
 
     def readable(self) -> list[int]:

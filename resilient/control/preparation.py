@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+TRIES = 3  # of one whose process is killed each time
+
 
 class Preparation:
     """Invariant: at most one node is at it, as far as the driver knows; a node that is lost is followed by another."""
@@ -9,6 +11,7 @@ class Preparation:
     def __init__(self) -> None:
         self.done = False
         self._node: int | None = None
+        self._killed = 0
 
     def launched(self, node: int) -> bool:
         """An agent is started: whether it prepares as soon as it can."""
@@ -30,3 +33,8 @@ class Preparation:
             return None
         self._node = min(others, default=None)
         return self._node
+
+    def killed(self) -> bool:
+        """Its process was killed on its node, which is there: whether that node is to try again."""
+        self._killed += 1
+        return self._killed < TRIES

@@ -232,7 +232,7 @@ class Shutdown:
         if when.attended_s >= saving.ask_s:
             saving.ask_s = when.attended_s + ASK_S
             for node in self._membership.members:
-                if node not in saving.asked and self._membership.nodes[node].joined:
+                if node not in saving.asked and self._snapshots.address(node) is not None:  # else its inventory is still to come
                     self.sync(node, when, out)
         for node, since_s in list(saving.asked.items()):
             silent_s = when.attended_s - since_s

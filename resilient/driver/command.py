@@ -32,6 +32,7 @@ from resilient.sinks.packages import missing
 from resilient.slurm.requeued import ask_for, requeue_of
 from resilient.slurm.script import CHAIN_VARIABLE
 from resilient.slurm.succession import Succession
+from resilient.watch.look import without_last_word
 
 
 def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
@@ -85,7 +86,7 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         raise attribute(error, config, given) from None
     console = Console(highlight=False, markup=False)  # a path may have brackets
     reached = already_reached(loaded)
-    if reached is not None:
+    if reached is not None and (allocation is not None or not without_last_word(loaded.run_dir)):
         text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
         console.print(text, soft_wrap=True)
         if allocation is not None:

@@ -279,7 +279,7 @@ class Driver:
                 if not self._preparation.done:
                     self._display.preparing(what, done, total)
             case PreparationEnded():
-                self._on_prepared(message)
+                self._on_prepared(node, message)
             case Imported():
                 self._starting.reached(node, Stage.CHECKS)
             case _:
@@ -288,8 +288,12 @@ class Driver:
                     self._starting.ready(node)
                 self._turn(self._coordinator.on_message, node, message)
 
-    def _on_prepared(self, message: PreparationEnded) -> None:
+    def _on_prepared(self, node: int, message: PreparationEnded) -> None:
         if self._preparation.done:
+            return
+        if message.killed and not self._coordinator.draining and self._preparation.killed():
+            self._display.note(f"{message.failure}; it is made again")
+            self._server.send(node, Prepare(generation=self._coordinator.generation))
             return
         self._preparation.done = True
         if message.problems:

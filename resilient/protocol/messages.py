@@ -59,12 +59,14 @@ class PreparationEnded(Message, frozen=True):
         problems: of the config: key, value, message.
         failure: any other reason.
         code: the exit code of the run for it.
+        killed: the failure is that its process was killed, so that another one may succeed.
     """
 
     generation: int
     problems: tuple[tuple[str, Any, str], ...] = ()
     failure: str | None = None
     code: int = int(Exit.GAVE_UP)
+    killed: bool = False
 
 
 class Imported(Message, frozen=True):
@@ -369,7 +371,7 @@ class Ping(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Run the entry point's preparation: the node that was at it is lost."""
+    """Run the entry point's preparation: the node that was at it is lost, or its process was killed."""
 
     generation: int
 

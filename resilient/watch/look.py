@@ -53,6 +53,12 @@ def look(run_dir: Path, now: float) -> Seen:
     )
 
 
+def without_last_word(run_dir: Path) -> bool:
+    """Whether the driver of the newest job has ended without one, and may have left things behind. Raises OSError."""
+    started, finished = _ends(run_dir / ledger.EVENTS)
+    return bool(started) and not finished
+
+
 def judged(
     run_dirs: Sequence[Path], now: float, patience_s: float | None, limit_s: float = LOOK_S
 ) -> list[tuple[Seen | None, Judgement]]:

@@ -49,7 +49,7 @@ def build(
     from trainer.data.build import Vocabulary
     from trainer.data.build import build as build_dataset
     from trainer.data.documents import Files
-    from trainer.data.errors import DataError, StorageError
+    from trainer.data.errors import DataError, StorageError, WorkerEndedError
 
     def terminated(*_: object) -> NoReturn:
         sys.exit(TERMINATED)  # by way of the clean-up
@@ -66,7 +66,7 @@ def build(
                 append_eod=append_eod,
                 force=force,
             )
-    except StorageError as error:
+    except (StorageError, WorkerEndedError) as error:
         _fail(str(error), UNUSABLE)
     except DataError as error:
         _fail(str(error), BAD_INPUT)

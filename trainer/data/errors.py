@@ -11,3 +11,7 @@ class StorageError(DataError):
 
 class MissingError(DataError):
     """A file is not there: its path is wrong or, where it was there before, its file system is away or somebody has deleted it."""
+
+
+class WorkerEndedError(DataError):
+    """A process that was at it has ended by itself or was killed, as where memory runs out."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from trainer.data import tokenizer
 from trainer.data.documents import Batch, text_of
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, WorkerEndedError
 
 _CUT_OFF = (EOFError, pickle.UnpicklingError)  # the other side is gone, between two messages or in one
 _ROOT = Path(__file__).parents[2]  # of the packages
@@ -92,10 +92,10 @@ class _Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _dead(self) -> DataError:
+    def _dead(self) -> WorkerEndedError:
         status = self._process.wait()
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        return DataError(f"a tokenizer process ended {how}; if memory ran out, use fewer workers or shorter documents")
+        return WorkerEndedError(f"a tokenizer process ended {how}; if memory ran out, use fewer workers or shorter documents")
 
 
 def trained(source: Iterable[Batch], vocab_size: int, *, threads: int) -> str:

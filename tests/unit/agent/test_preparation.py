@@ -85,6 +85,7 @@ def test_a_preparation_that_fails_is_reported_with_its_reason(server: ForkServer
     (ended,) = news_of(server, tmp_path, hook)
     assert isinstance(ended, PreparationEnded) and ended.failure is not None
     assert text in ended.failure
+    assert not ended.killed, "another attempt would fail likewise"
 
 
 def test_the_status_of_one_that_was_killed_may_come_late(server: ForkServer, tmp_path: Path):
@@ -99,6 +100,7 @@ def test_the_status_of_one_that_was_killed_may_come_late(server: ForkServer, tmp
     last = running.receive()
     assert isinstance(last, PreparationEnded) and last.failure is not None
     assert "toys:count ended with exit code -9" in last.failure
+    assert last.killed
     assert running.over
 
 

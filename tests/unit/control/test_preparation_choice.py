@@ -35,3 +35,9 @@ def test_once_it_is_done_nobody_prepares_again():
     assert choice.lost(0, {1}) is None
     assert not choice.launched(0)
     assert not choice.connected(1)
+
+
+def test_one_whose_process_is_killed_is_tried_three_times():
+    choice = Preparation()
+    choice.launched(0)
+    assert [choice.killed() for _ in range(3)] == [True, True, False]

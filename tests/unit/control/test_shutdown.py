@@ -249,3 +249,18 @@ def test_a_driver_that_was_away_while_it_drained_blames_no_daemon(play):
     play.now += 19.0
     play.do("tick")
     assert not play.sent(ReplaceDaemon) and not play.events("fault")
+
+
+def test_what_a_node_held_whose_agent_is_replaced_at_the_end_is_waited_for(play):
+    play.silent_daemons = {1}
+    ended_well(play, 60)
+    play.do("lost", 1, "killed")
+    play.silent_daemons = set()
+    play.hello(1)  # its checks take a while, until when nobody knows what it holds
+    play.wait(ASK_S + 1)
+    assert play.coordinator.state is State.SAVING, "what it holds is not known yet"
+    play.ready(1, shards=[shard(60, 1)])
+    (_, request), *_ = play.jobs("flush")
+    play.flushed(request)
+    play.committed(request)
+    assert play.finish().code is Exit.OK

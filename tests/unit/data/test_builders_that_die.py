@@ -18,9 +18,13 @@ from datasets_of_text import PROSE, SMALL, contents, put
 from forked import forked
 from soak import soaked
 
+from resilient.config import Config
+from resilient.worker import EnvironmentUnusable
 from trainer.data import DataError, open_split, pool, tokenizer
 from trainer.data.build import Vocabulary, build
 from trainer.data.documents import Batch, Files, Piece, batches
+from trainer.data.errors import WorkerEndedError
+from trainer.sources import refused
 
 
 def build_and_die(words: Path, prefix: Path, left: int) -> None:
@@ -121,9 +125,11 @@ def test_a_worker_that_dies_is_an_error_and_no_wait() -> None:
             yield [Piece("x", 1, None, b"some text " * 1000, True)]
 
     serialized = tokenizer.train(["some text"], 300).to_str()
-    with pytest.raises(DataError, match="a tokenizer process ended by signal 9; if memory ran out"):
+    with pytest.raises(WorkerEndedError, match="a tokenizer process ended by signal 9; if memory ran out") as raised:
         list(pool.tokenized(killing(), serialized, np.dtype("<u2"), None, workers=2))
     assert own_workers() == []
+    told = refused(Config.model_validate({"data": {"text": "auto"}}), raised.value)
+    assert isinstance(told, EnvironmentUnusable), "nothing is wrong with the config"
 
 
 def test_a_consumer_that_stops_early_leaves_no_worker() -> None:

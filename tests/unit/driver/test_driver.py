@@ -3,7 +3,7 @@
 import asyncio
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from resilient.protocol.messages import (
     Hello,
     Inspect,
     Ping,
+    PreparationEnded,
+    Prepare,
     RecordsWritten,
     Shutdown,
     Stop,
@@ -68,6 +70,9 @@ class Core:
         self.fences.append((generation, error))
         out.append(Finish(Exit.OK, ""))
 
+    def give_up(self, code: Exit, message: str, now: float, out: Outbox) -> None:
+        out.append(Finish(code, message))
+
     def tick(self, now: float, out: Outbox) -> None:
         pass
 
@@ -81,14 +86,14 @@ class Core:
 class Agents:
     """A launcher whose agent connects, says a word, and keeps what it hears until it is hung up."""
 
-    def __init__(self, secret: str, port: int) -> None:
-        self.secret, self.port = secret, port
+    def __init__(self, secret: str, port: int, words: Sequence[AgentMessage]) -> None:
+        self.secret, self.port, self.words = secret, port, words
         self.heard: list[DriverMessage] = []
 
     async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
         reader, self.writer = await open_agent(self.port, self.secret, node, incarnation)
         hello = Hello(generation=0, node=node, incarnation=incarnation, host="h", addr="127.0.0.1", t=0.0)
-        self.writer.write(encode(hello) + encode(Alive(generation=1)))
+        self.writer.write(encode(hello) + b"".join(encode(word) for word in self.words))
         self.listening = asyncio.create_task(self._listen(reader))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -105,7 +110,12 @@ class Agents:
         self.listening.cancel()
 
 
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, react: Callable[[AgentMessage, Outbox], None]) -> tuple[Any, ...]:
+def play(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    react: Callable[[AgentMessage, Outbox], None],
+    words: Sequence[AgentMessage] = (Alive(generation=1),),
+) -> tuple[Any, ...]:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "checkpoints").mkdir()
@@ -122,7 +132,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, react: Callable[[Agent
     agents: list[Agents] = []
 
     def launcher_of(*_: Any, secret: str, port: int, **__: Any) -> Agents:
-        agents.append(Agents(secret, port))
+        agents.append(Agents(secret, port, words))
         return agents[0]
 
     monkeypatch.setattr(module, "launcher_of", launcher_of)
@@ -189,3 +199,10 @@ def test_an_exception_in_the_core_ends_the_run_and_is_charged_to_no_node(
     assert "Traceback" in caplog.text and "what nobody has thought of" in caplog.text
     (page,) = run_dir.glob("diagnos*")
     assert "in react" in page.read_text()
+
+
+def test_a_preparation_that_was_killed_is_made_again_and_given_up_the_third_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    killed = PreparationEnded(generation=0, failure="killed", killed=True)
+    code, message, _, agents, _ = play(tmp_path, monkeypatch, lambda *_: None, [killed] * 3)
+    assert code == Exit.GAVE_UP and message.startswith("killed\n")
+    assert [each for each in agents.heard if isinstance(each, Prepare)] == [Prepare(generation=1)] * 2

@@ -82,3 +82,25 @@ def test_a_run_directory_with_brackets_in_its_name_is_told_whole(tmp_path: Path,
     finally:
         os.umask(before)
     assert f"is in {tmp_path}/[x]*" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "runs"), [(["run_started"], True), (["run_started", "run_finished"], False), ([], False)])
+def test_a_job_that_died_behind_its_last_checkpoint_is_brought_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, words: list[str], runs: bool
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps({"run_dir": f"{tmp_path}/run", "cluster": {"procs_per_node": 1, "device": "cpu"}}))
+    (tmp_path / "run").mkdir()
+    common = {"t": 1.0, "generation": 0, "host": "h", "exit_code": 0, "step": 300, "name": "run", "target_step": 300}
+    lines = [{**common, "event": word} for word in words]
+    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr("resilient.driver.command.already_reached", lambda _: 300)
+    ran = []
+    monkeypatch.setattr("resilient.driver.command.run_campaign", lambda *_: (ran.append(1), (Exit.OK, ""))[1])
+    before = os.umask(0o077)
+    try:
+        assert run_command(Told(file, ()), None, DriverLog()) is Exit.OK
+    finally:
+        os.umask(before)
+    assert bool(ran) is runs
+    assert ("has reached its target" in capfd.readouterr().out) is not runs
