@@ -349,3 +349,14 @@ def test_failures_that_take_turns_are_told_once_each_until_it_works_again(writte
     fed("turning", written, lambda *_: Turning())
     told = [each for each in caplog.messages if "works again" not in each]
     assert told == ["turning: OSError: broken pipe", "turning: OSError: reset"]
+
+
+def test_an_mlflow_server_that_fails_is_told_at_once(written, receiver):
+    """By itself its client tries for minutes, in silence."""
+    receiver.status = 500
+    from mlflow.exceptions import MlflowException
+
+    began_t = time.monotonic()
+    with pytest.raises(MlflowException, match="500"):
+        made("mlflow")(written.campaign(), {"uri": receiver.url.removesuffix("/hook")})
+    assert time.monotonic() - began_t < 30.0
