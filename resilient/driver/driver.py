@@ -29,7 +29,7 @@ from resilient.driver.launch import AgentAhead, Launcher
 from resilient.driver.lease import LEASE_S
 from resilient.driver.server import Server
 from resilient.driver.signals import Signals
-from resilient.driver.sinks_client import SinksClient
+from resilient.driver.sinks_client import SinksClient, unsent
 from resilient.driver.spill_file import SpillFile
 from resilient.driver.starting import Stage, Starting
 from resilient.driver.stops import stops_of
@@ -203,9 +203,9 @@ class Driver:
         if written:
             await self._durable.ended(finish.code)
         closed = await self._writer.close(FLUSH_S if written else 0.0)
-        await self._sinks.close(SINKS_S if closed else 0.0)
+        sent = await self._sinks.close(SINKS_S if closed else 0.0)
         if closed:
-            return message
+            return message if sent else "\n".join(filter(None, (message, unsent(self._config.run_dir))))
         lost = f"the run directory {self._config.run_dir} could not be written to the end"
         if self._writer.spill.path.exists():
             lost += f": what is missing lies in {self._writer.spill.path}, and the next run on this machine takes it in"

@@ -9,6 +9,8 @@ import os
 import subprocess
 import time
 from contextlib import suppress
+from pathlib import Path
+from shlex import quote
 
 import msgspec
 
@@ -21,6 +23,12 @@ log = logging.getLogger(__name__)
 PULSE_S = 1.0
 POLL_S = 0.02
 PAUSE_S = (2.0, 300.0)  # before it is started anew: at first, and at most
+
+
+def unsent(run_dir: Path) -> str:
+    """The last words of a job whose sinks have not taken all."""
+    command = f"`resilient sinks {quote(str(run_dir))}`"
+    return f"sinks have not taken all: {run_dir / LOG} says why; the next job sends the rest, or {command}"
 
 
 class SinksClient:
@@ -77,15 +85,16 @@ class SinksClient:
         with suppress(OSError):  # it does not read, or has died
             os.write(self._process.stdin.fileno(), b".")
 
-    async def close(self, patience_s: float) -> None:
-        """Let it go once it has sent all, or after this time: then it ends by itself, a few seconds later."""
+    async def close(self, patience_s: float) -> bool:
+        """Let it go once it has sent all, or after this time: then it ends by itself, a few seconds later. Whether all was sent."""
         if self._keeping is None:
-            return
+            return True
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
         if self._process is None or self._process.stdin is None:
-            return
+            return False
         self._process.stdin.close()
         deadline = time.monotonic() + patience_s
         while self._process.poll() is None and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
+        return self._process.poll() == 0

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from pathlib import Path
 
 from resilient.access import must_be_ours, restrict
@@ -46,7 +47,7 @@ def send(run_dir: Path) -> str:
             if len(failing) == len(alive):
                 left = ", ".join(f"{pump.name} ({pump.last_failure})" for pump in failing)
                 raise EnvironmentUnusable(f"not all was sent: {left}; what is left is kept: call again once that works")
-            alive[0].join(POLL_S)
+            time.sleep(POLL_S)  # a thread whose join Ctrl-C interrupts is taken for one that has ended (Python 3.11)
     except KeyboardInterrupt:
         left = ", ".join(pump.name for pump in feeding if pump.is_alive())
         return f"not all was sent: {left}" if left else "all was sent"

@@ -7,6 +7,10 @@ from typing import Any
 
 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # files are what a compute node can write without a server
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault(
+    "MLFLOW_HTTP_REQUEST_TIMEOUT", "30"
+)  # a server that hangs, or fails, is told soon, and tried again by the pump
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric

@@ -1,11 +1,13 @@
 """OpenTelemetry: measures and events to a collector, by the SDK's own exporters."""
 
+import io
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import requests
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -21,9 +23,10 @@ from resilient import strict_json
 from resilient.config.sinks import OTLP
 from resilient.driver.display import describe
 from resilient.ledger import EVENTS, METRICS
-from resilient.sinks.base import Campaign, Line, NotTaken, Sink
+from resilient.sinks.base import Campaign, Line, NotTaken, Refused, Sink
 from resilient.sinks.measures import MEASURES, STEP_SECONDS, STEP_SECONDS_HELP, Values, measured
 from resilient.sinks.totals import STEP_BUCKETS_S, steps_of
+from resilient.sinks.webhook import is_for_good
 
 MOST_STEPS = 100_000  # of a line: it is written every 0.3 s
 
@@ -34,6 +37,44 @@ _SEVERITIES = {
     "link": SeverityNumber.WARN,
 }
 _SCOPE = InstrumentationScope("resilient")
+
+
+class Answers(requests.Session):
+    """Sends for an exporter, which says only whether it went well, and keeps what the last answer was.
+
+    A body is not read, however long it is. A redirection, which exporters take for success, is a failure.
+
+    Attributes:
+        status: of the last answer; None: there was none.
+        last: the last failure, in words.
+    """
+
+    status: int | None = None
+    last = ""
+
+    def request(self, method: str, url: str | bytes, *args: Any, **more: Any) -> requests.Response:
+        """Raises requests.RequestException."""
+        self.status = None
+        try:
+            with super().request(method, url, *args, **{**more, "stream": True}) as answer:
+                self.status, self.last = answer.status_code, f"{url!s} answers {answer.status_code} {answer.reason}"
+                if 300 <= answer.status_code < 400:
+                    raise requests.HTTPError(self.last)
+        except requests.HTTPError:
+            raise
+        except requests.RequestException as error:
+            self.last = f"{url!s}: {_cause(error)}"
+            raise
+        seen = requests.Response()
+        seen.status_code, seen.reason, seen.headers, seen.raw = answer.status_code, answer.reason, answer.headers, io.BytesIO()
+        return seen
+
+
+def _cause(error: BaseException) -> str:
+    """The first cause, in words: what wraps it names addresses of objects, which are others each time."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
 
 
 class OTLPSink(Sink):
@@ -59,8 +100,11 @@ class OTLPSink(Sink):
         wanted = OTLP(**settings)
         headers = _headers(wanted.headers_file)
         base, timeout_s = wanted.endpoint.rstrip("/"), wanted.timeout_s
-        self._logs = logs or OTLPLogExporter(f"{base}/v1/logs", headers=headers, timeout=timeout_s)
-        self._metrics = metrics or OTLPMetricExporter(f"{base}/v1/metrics", headers=headers, timeout=timeout_s)
+        self._answers = Answers()
+        self._logs = logs or OTLPLogExporter(f"{base}/v1/logs", headers=headers, timeout=timeout_s, session=self._answers)
+        self._metrics = metrics or OTLPMetricExporter(
+            f"{base}/v1/metrics", headers=headers, timeout=timeout_s, session=self._answers
+        )
         self._campaign = campaign
         self._every_s = wanted.every_s
         self._sent_t = -float("inf")
@@ -85,10 +129,11 @@ class OTLPSink(Sink):
         return observe
 
     def take(self, lines: Sequence[Line]) -> None:
-        """Send events. Raises NotTaken."""
+        """Send events. Raises NotTaken or Refused."""
         records = [self._record(line) for line in lines if line.file == EVENTS]
         if records and self._logs.export(records) is not LogRecordExportResult.SUCCESS:
-            raise NotTaken("the collector has not taken the log records")
+            kind = Refused if is_for_good(self._answers.status or 0) else NotTaken
+            raise kind(f"the collector has not taken the log records: {self._answers.last}")
         for line in lines:
             step_s = line.entry.get("step_s") if line.file == METRICS else None
             if step_s is not None:
@@ -130,7 +175,7 @@ class OTLPSink(Sink):
         self._values = {measure.name: values for measure, values in measured(self._campaign.totals())}
         data = self._reader.get_metrics_data()
         if data is not None and self._metrics.export(data) is not MetricExportResult.SUCCESS:
-            raise NotTaken("the collector has not taken the measures")
+            raise NotTaken(f"the collector has not taken the measures: {self._answers.last}")
 
 
 def _headers(file: Path | None) -> dict[str, str]:

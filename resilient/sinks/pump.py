@@ -27,6 +27,7 @@ POLL_S = 2.0
 LONGEST_PAUSE_S = 60.0
 ENDING_PAUSE_S = 0.5  # between two tries once the job has ended
 TRIES = 3  # that fail for one reason, before lines are tried one by one, and before one that fails by itself is passed over
+MOST_TOLD = 20  # failures in other words that are told before it works again
 WINDOW = 1000  # lines that are tried one by one, to see whether one that fails is to blame
 _NOT_NOW = (NotTaken, OSError)  # say nothing of the lines
 
@@ -64,6 +65,7 @@ class Pump(threading.Thread):
         self._ending = ending
         self._failing_t: float | None = None  # monotonic
         self.last_failure = ""
+        self._told: set[str] = set()  # failures since it has last worked
         self.passed_over = 0
         self._passed_over = 0  # of those before it failed
         self._taken_t = -float("inf")  # monotonic: when the sink has last taken anything
@@ -118,7 +120,7 @@ class Pump(threading.Thread):
     def _take(self, sink: Sink, lines: Sequence[Line]) -> Sequence[Line]:
         """Have the sink take the first lines, but for those that it refuses; those of all that are left, in order."""
         try:
-            self._insist(lambda: sink.take(lines[: sink.most]), until=_failed_by_the_lines())
+            self._insist(lambda: sink.take(lines[: sink.most]), until=_failed_by_the_lines(), meanwhile=sink)
         except Exception:  # noqa: BLE001 - of packages that are not the project's; it was logged
             return self._take_each(sink, lines)
         self._failures.clear()
@@ -206,13 +208,20 @@ class Pump(threading.Thread):
 
     # -- what fails ----------------------------------------------------------------------------------------------------
 
-    def _insist(self, call: Callable[[], T], until: Callable[[RetryCallState], bool] = stop_never) -> T:
-        """Call until it does not raise, with growing pauses. Args: until: a failure after which it is raised."""
+    def _insist(
+        self, call: Callable[[], T], until: Callable[[RetryCallState], bool] = stop_never, meanwhile: Sink | None = None
+    ) -> T:
+        """Call until it does not raise, with growing pauses.
+
+        Args:
+            until: a failure after which it is raised.
+            meanwhile: is refreshed in the pauses: a beat may go elsewhere than the lines that are not taken.
+        """
         retrying = Retrying(
             retry=retry_if_exception_type(Exception),
             wait=wait_exponential_jitter(initial=1.0, max=LONGEST_PAUSE_S),
             stop=until,
-            sleep=self._sleep,
+            sleep=lambda seconds: self._sleep(seconds, meanwhile),
             before_sleep=self._failed,
             reraise=True,
         )
@@ -227,9 +236,14 @@ class Pump(threading.Thread):
         except Exception as error:  # noqa: BLE001 - of packages that are not the project's
             self._complain(error)
 
-    def _sleep(self, seconds: float) -> None:
-        if self._ending.wait(seconds):
-            time.sleep(ENDING_PAUSE_S)
+    def _sleep(self, seconds: float, sink: Sink | None) -> None:
+        until_t = time.monotonic() + seconds
+        while (left_s := until_t - time.monotonic()) > 0:
+            if sink is not None:
+                self._refresh(sink)
+            if self._ending.wait(min(left_s, POLL_S)):
+                time.sleep(ENDING_PAUSE_S)
+                return
 
     def _failed(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -239,10 +253,10 @@ class Pump(threading.Thread):
             self._complain(error)
 
     def _complain(self, error: BaseException) -> None:
-        """Once for the same words on end."""
-        words = f"{type(error).__name__}: {error}"
-        if words != self.last_failure:
-            self.last_failure = words
+        """Once for the same words, until it works again."""
+        self.last_failure = words = f"{type(error).__name__}: {error}"
+        if words not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(words)
             log.warning("%s: %s", self.name, words)
 
     def _works(self) -> None:
@@ -251,6 +265,7 @@ class Pump(threading.Thread):
             what = f"{left_out} lines were passed over" if left_out else "nothing was left out"
             log.warning("%s: works again after %.0f s; %s", self.name, time.monotonic() - self._failing_t, what)
             self._failing_t, self.last_failure = None, ""
+            self._told.clear()
 
 
 def _failed_by_the_lines() -> Callable[[RetryCallState], bool]:

@@ -100,7 +100,7 @@ class Receiver:
 
             def do_GET(self) -> None:
                 receiver.asked += 1
-                self.send_response(200)
+                self.send_response(receiver.status)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:

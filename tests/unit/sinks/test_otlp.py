@@ -1,6 +1,9 @@
 """OpenTelemetry: with the SDK's in-memory exporter, and over HTTP with the protocol's own messages."""
 
+import socket
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -9,9 +12,9 @@ from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, LogRecordExportResult
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
-from resilient.sinks.base import Line
+from resilient.sinks.base import Line, NotTaken, Refused
 from resilient.sinks.following import LineFile
-from resilient.sinks.otlp import NotTaken, OTLPSink
+from resilient.sinks.otlp import OTLPSink
 
 
 class Kept(MetricExporter):
@@ -106,3 +109,43 @@ def test_over_http_the_protocols_own_messages_arrive(campaign, receiver, tmp_pat
     assert [each.event_name for each in logs][2] == "resilient.fault"
     metrics = ExportMetricsServiceRequest.FromString(receiver.bodies[1]).resource_metrics[0].scope_metrics[0].metrics
     assert "resilient_goodput_ratio" in {each.name for each in metrics}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(302, NotTaken), (307, NotTaken), (401, NotTaken), (404, NotTaken), (501, NotTaken), (400, Refused), (413, Refused)],
+)
+def test_an_answer_that_is_no_success_is_told_with_its_address_and_loses_nothing(campaign, receiver, status: int, kind: type):
+    """The exporters take redirections for success, as of a proxy that wants a login."""
+    receiver.status = status
+    sink = OTLPSink(campaign.campaign(), {"endpoint": receiver.url.removesuffix("/hook")})
+    with pytest.raises(kind, match=rf"log records: {receiver.url.removesuffix('/hook')}/v1/logs answers {status} "):
+        sink.take(lines(campaign))
+    with pytest.raises(NotTaken, match=f"measures: .*/v1/metrics answers {status} "):
+        sink.refresh()
+
+
+def test_a_collector_that_is_down_is_told_with_the_cause(campaign, receiver):
+    receiver.close()
+    sink = OTLPSink(campaign.campaign(), {"endpoint": receiver.url.removesuffix("/hook"), "timeout_s": 0.5})
+    with pytest.raises(NotTaken, match=r"/v1/logs: \[Errno 111\] Connection refused$"):
+        sink.take(lines(campaign))
+
+
+def test_an_answer_without_end_is_not_read(campaign):
+    """An exporter reads a body to its end, into memory."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as connection, suppress(OSError):
+                connection.recv(1 << 20)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    connection.sendall(bytes(1 << 16))
+
+        threading.Thread(target=serve, daemon=True).start()
+        sink = OTLPSink(campaign.campaign(), {"endpoint": f"http://127.0.0.1:{server.getsockname()[1]}"})
+        taking = threading.Thread(target=sink.take, args=(lines(campaign),), daemon=True)
+        taking.start()
+        taking.join(10.0)
+        assert not taking.is_alive(), "it reads on and on"

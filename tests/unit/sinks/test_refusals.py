@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -320,3 +321,42 @@ def test_the_command_gives_up_on_a_receiver_that_is_down_and_keeps_what_was_not_
     receiver.status = 200
     assert send(written.run_dir) == "all was sent"
     assert [each["type"] for each in receiver.told()] == ["fault", "recovered"]
+
+
+def test_ctrl_c_ends_the_command_and_it_does_not_say_that_all_was_sent(written, receiver, request: pytest.FixtureRequest):
+    configured(written, receiver.url, request)
+    written.started()
+    written.fault(1)
+    receiver.status = 503
+    command = "import sys; from pathlib import Path; from resilient.sinks.command import send; print(send(Path(sys.argv[1])))"
+    process = subprocess.Popen([sys.executable, "-c", command, str(written.run_dir)], stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: receiver.asked)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=PATIENCE_S)[0] == "not all was sent: webhook\n"
+
+
+def test_failures_that_take_turns_are_told_once_each_until_it_works_again(written, caplog):
+    class Turning(Sink):
+        files = ("events.jsonl",)
+        tries = 0
+
+        def take(self, lines: Sequence[Line]) -> None:
+            self.tries += 1
+            if self.tries < 6:
+                raise OSError(("reset", "broken pipe")[self.tries % 2])
+
+    written.started()
+    fed("turning", written, lambda *_: Turning())
+    told = [each for each in caplog.messages if "works again" not in each]
+    assert told == ["turning: OSError: broken pipe", "turning: OSError: reset"]
+
+
+def test_an_mlflow_server_that_fails_is_told_at_once(written, receiver):
+    """By itself its client tries for minutes, in silence."""
+    receiver.status = 500
+    from mlflow.exceptions import MlflowException
+
+    began_t = time.monotonic()
+    with pytest.raises(MlflowException, match="500"):
+        made("mlflow")(written.campaign(), {"uri": receiver.url.removesuffix("/hook")})
+    assert time.monotonic() - began_t < 30.0

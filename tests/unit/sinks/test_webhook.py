@@ -192,6 +192,18 @@ def test_a_beat_says_how_far_training_is_while_the_driver_gets_on(written, recei
     assert len(receiver.bodies) == 1
 
 
+def test_beats_go_on_where_they_go_elsewhere_than_events_that_are_not_taken(written, receiver):
+    """Else the address of alerts that is down would look like a driver that is dead."""
+    receiver.refuses = lambda body: 503 if b'"events"' in body else None
+    written.started()
+    written.fault(1)
+    fed = Fed(written, receiver, beat_s=0.001, beat_url=receiver.url)
+    wait_for(lambda: len(receiver.bodies) > 3)
+    receiver.refuses = lambda body: None
+    fed.end()
+    assert [each["type"] for each in receiver.told()] == ["fault", "recovered"]
+
+
 def test_between_two_jobs_what_was_missed_is_sent_and_no_beat(written, receiver, request: pytest.FixtureRequest):
     before = os.umask(0o077)  # which the command sets, too
     request.addfinalizer(lambda: os.umask(before))
