@@ -18,6 +18,7 @@ from resilient.control.generations import Generations, State
 from resilient.control.job import JobSpec
 from resilient.control.membership import Membership
 from resilient.exits import Exit
+from resilient.faults import listed
 from resilient.outbox import Finish, Outbox
 from resilient.protocol.messages import ReplaceDaemon
 from resilient.protocol.messages import Shutdown as ShutdownMessage
@@ -37,6 +38,8 @@ class Saving:
         troubled_s: since when the durable tier fails, attended seconds.
         asked: since when nodes have not answered, attended seconds.
         replaced: nodes whose daemon was replaced, for it did not answer.
+        held_step: the newest step of which nodes have held every shard since.
+        lost: nodes that are waited for no more, for they are gone.
         ask_s: when daemons are asked again whether they are there, attended seconds.
     """
 
@@ -47,6 +50,8 @@ class Saving:
     troubled_s: float | None = None
     asked: dict[int, float] = field(default_factory=dict)
     replaced: set[int] = field(default_factory=set)
+    held_step: int = 0
+    lost: set[int] = field(default_factory=set)
     ask_s: float = 0.0
 
     def patience_s(self, began_t: float) -> float:
@@ -211,12 +216,15 @@ class Shutdown:
         """End the job as soon as nothing more can be done for its state."""
         snapshots = self._snapshots
         self._hear(saving, when, out)
-        if saving.waiting:
-            saving.waiting -= self._membership.overdue(when.attended_s)
+        if snapshots.newest is not None:
+            saving.held_step = max(saving.held_step, snapshots.newest.step)
+        overdue = saving.waiting & self._membership.overdue(when.attended_s)
+        saving.lost |= overdue
+        saving.waiting -= overdue
         if not saving.waiting:
             snapshots.save_newest(when.now, out)
             if not snapshots.behind:
-                self.finish(saving.code, saving.message, when, out)
+                self.finish(*self._outcome(saving), when, out)
                 return
         if not snapshots.troubled:
             saving.troubled_s = None
@@ -256,19 +264,25 @@ class Shutdown:
         self._snapshots.silent_daemon(node, detail, action, out)
 
     def _outcome(self, saving: Saving) -> tuple[Exit, str]:
-        """Code and message where not all could be saved."""
-        snapshots, newest = self._snapshots, self._snapshots.newest
-        if newest is None or not snapshots.behind:
+        """Code and message, also where not all could be saved."""
+        snapshots, newest, durable = self._snapshots, self._snapshots.newest, self._job.storage.durable.name
+        if newest is not None and snapshots.behind:
+            rest = (
+                "the other tiers vanish with the job: the next one goes on from there"
+                if self._job.tiers_vanish
+                else "it is still held by the other tiers: run again on the same nodes to go on"
+            )
+            lost = (
+                f"step {newest.step} could not be made durable on tier {durable}, where step {snapshots.durable_step} is the "
+                f"newest; {rest}"
+            )
+        elif saving.lost and snapshots.durable_step < saving.held_step:
+            lost = (
+                f"step {saving.held_step} was lost with what node {listed(saving.lost)} held of it, before it was durable on tier "
+                f"{durable}, where step {snapshots.durable_step} is the newest: the same command goes on from there"
+            )
+        else:
             return saving.code, saving.message
-        rest = (
-            "the other tiers vanish with the job: the next one goes on from there"
-            if self._job.tiers_vanish
-            else "it is still held by the other tiers: run again on the same nodes to go on"
-        )
-        lost = (
-            f"step {newest.step} could not be made durable on tier {self._job.storage.durable.name}, where step "
-            f"{snapshots.durable_step} is the newest; {rest}"
-        )
         message = f"{saving.message}; {lost}" if saving.message else lost
         return Exit.UNUSABLE if saving.code is Exit.OK else saving.code, message
 

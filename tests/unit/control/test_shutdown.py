@@ -264,3 +264,12 @@ def test_what_a_node_held_whose_agent_is_replaced_at_the_end_is_waited_for(play)
     play.flushed(request)
     play.committed(request)
     assert play.finish().code is Exit.OK
+
+
+def test_a_target_whose_state_is_lost_with_a_node_at_the_end_is_not_reached(play):
+    play.silent_daemons = {1}
+    ended_well(play, 60)
+    play.do("lost", 1, "its host is gone")
+    play.wait(300)
+    assert play.finish().code is Exit.UNUSABLE
+    assert "node 1" in play.finish().message and "step 60" in play.finish().message, play.finish().message
