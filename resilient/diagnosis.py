@@ -137,14 +137,14 @@ def _behind(message: str, evidence: str) -> str:
 
 
 def _last_job(events: Iterable[Line], known: Iterable[int]) -> tuple[list[Line], int | None, str]:
-    """The lines since the last start, the newest durable step that was not refused, and the campaign's name."""
+    """The lines since the last start, the newest step from which a run goes on, and the campaign's name."""
     job: list[Line] = []
     name, durable = "", set(known)
     for line in events:
         match line.get("event"):
             case "run_started":
                 job, name = [], str(line.get("name", ""))
-            case "committed":
+            case "committed" | "script_checkpoint":
                 durable.add(int(line["step"]))
             case "checkpoint_rejected":
                 durable.discard(int(line["step"]))

@@ -90,6 +90,12 @@ def test_the_first_traceback_at_the_step_is_told_and_not_the_last_echo():
     assert found.who.startswith("rank 0")
 
 
+def test_a_checkpoint_that_a_script_has_written_by_itself_counts():
+    own = {"event": "script_checkpoint", "generation": 1, "step": 11, "rank": 0, "path": "ckpt.pt", "t": 6.0}
+    found = diagnose([*START, own, *lines({})[2:]], code=Exit.GAVE_UP, message="because of 1")
+    assert found.checkpoint == 11 and found.advice[-1] == "Then the same command goes on from step 11."
+
+
 def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
     rejected = {"event": "checkpoint_rejected", "generation": 1, "step": 10, "tier": "scratch", "t": 6.0}
     found = diagnose([*lines({}, {}), *START, rejected, *lines({})[2:]], code=Exit.GAVE_UP, message="because of 1")
