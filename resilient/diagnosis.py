@@ -85,7 +85,7 @@ def diagnose(
 
     Args:
         events: of that job at least.
-        durable: steps that are known to be durable and were not rejected.
+        durable: steps that are known to be durable and were not rejected, those of the script's own checkpoints among them.
         message: what the run ends with; its first line is the reason where no fault is to blame.
         agents: logs of agents that are there, and of steps of Slurm that were to start some, relative to the run directory.
     """

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -63,7 +62,8 @@ class Arrays:
         self._models, self._ranks = models, ranks
         self._vectors: list[_Vector] = []
         self._held: list[_Held] = []
-        self._reshard()
+        for model in models:
+            model.reshard()
         slots = [slot for model in models for slot in model.slots]
         for slot in slots:
             _present(slot.tensor)
@@ -76,13 +76,6 @@ class Arrays:
             self._hold(slot.tensor, "", slot.name, self._places.get(slot.name), row=row, stepped=stepped)
         for number, (optimizer, table) in enumerate(zip(all_optimizers, tables, strict=True)):
             self._hold_states(optimizer, table, names, "optimizer" if len(tables) == 1 else f"optimizer.{number}")
-
-    def _reshard(self) -> None:
-        """Have FSDP give up what it has gathered: after a validation, the root's parameters are whole."""
-        for model in self._models:
-            for module in model.model.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
 
     def _is_row(self, tensor: torch.Tensor, is_buffer: bool) -> bool:
         return not isinstance(tensor, DTensor) and (is_buffer or self._ranks.own_parameters)
@@ -155,7 +148,8 @@ class Arrays:
             try:
                 return [held.local_shard() for held in self._held]
             except _NotSharded:
-                self._reshard()
+                for model in self._models:
+                    model.reshard()
                 return [held.local_shard() for held in self._held]
 
     def stepped(self) -> list[bool]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
@@ -55,6 +56,7 @@ class ModelTensors:
 
     def __init__(self, model: Module, group: str = MODEL) -> None:
         self.model = model
+        self.reshard()
         seen: set[int] = set()
         walked: dict[str, Mapping[str, Any]] = {}
         self.slots: list[Slot] = []
@@ -70,6 +72,12 @@ class ModelTensors:
         self._forms = [_form(slot.tensor()) for slot in self.slots]
         state = get_model_state_dict(model) if model.state_dict() else {}  # which it does not take where nothing is
         self._rest = sorted(set(state) - walked.keys())
+
+    def reshard(self) -> None:
+        """Have FSDP give up what it has gathered: after a validation, the root's parameters are whole."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def accept_added_names(self) -> list[str]:
         """The names of parameters and buffers that the model did not have before; from now on it had them."""
@@ -89,6 +97,7 @@ class ModelTensors:
 
     def changed_form(self) -> str | None:
         """The first tensor that has another type, shape or kind than when this was made; None if none has."""
+        self.reshard()
         for slot, before in zip(self.slots, self._forms, strict=True):
             tensor = slot.home.get(slot.key)
             if isinstance(tensor, torch.Tensor) and (now := _form(tensor)) != before:

@@ -141,11 +141,15 @@ def test_a_module_that_a_model_has_twice_is_saved_once_and_in_arrays():
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_validation_that_leaves_parameters_of_fsdp_whole_costs_no_snapshot(attempts: Attempts):
+@pytest.mark.parametrize("before", [False, True])
+def test_a_validation_that_leaves_parameters_of_fsdp_whole_costs_no_snapshot(attempts: Attempts, before: bool):
     def trained(script: Script, total: int) -> None:
         fully_shard(script.model)
         script.optimizer = torch.optim.AdamW(script.model.parameters(), 1e-2)
         script.extra = {}
+        if before:
+            with torch.no_grad():
+                script.model(torch.ones(8, 6))
         snapshots = resilient.attach(model=script.model, optimizer=script.optimizer)
         for _ in snapshots.steps(total):
             script.optimizer.zero_grad()
