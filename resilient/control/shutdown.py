@@ -224,7 +224,7 @@ class Shutdown:
         if not saving.waiting:
             snapshots.save_newest(when.now, out)
             if not snapshots.behind:
-                self.finish(*self._outcome(saving), when, out)
+                self.finish(*self._saved_all(saving), when, out)
                 return
         if not snapshots.troubled:
             saving.troubled_s = None
@@ -263,26 +263,34 @@ class Shutdown:
             action = "another one takes its place, which finds what it held"
         self._snapshots.silent_daemon(node, detail, action, out)
 
-    def _outcome(self, saving: Saving) -> tuple[Exit, str]:
-        """Code and message, also where not all could be saved."""
-        snapshots, newest, durable = self._snapshots, self._snapshots.newest, self._job.storage.durable.name
-        if newest is not None and snapshots.behind:
-            rest = (
-                "the other tiers vanish with the job: the next one goes on from there"
-                if self._job.tiers_vanish
-                else "it is still held by the other tiers: run again on the same nodes to go on"
-            )
-            lost = (
-                f"step {newest.step} could not be made durable on tier {durable}, where step {snapshots.durable_step} is the "
-                f"newest; {rest}"
-            )
-        elif saving.lost and snapshots.durable_step < saving.held_step:
-            lost = (
-                f"step {saving.held_step} was lost with what node {listed(saving.lost)} held of it, before it was durable on tier "
-                f"{durable}, where step {snapshots.durable_step} is the newest: the same command goes on from there"
-            )
-        else:
+    def _saved_all(self, saving: Saving) -> tuple[Exit, str]:
+        """Code and message where all that is left is durable; what nodes held that are gone is not."""
+        durable_step = self._snapshots.durable_step
+        if not saving.lost or durable_step >= saving.held_step:
             return saving.code, saving.message
+        return self._short_of(
+            saving,
+            f"step {saving.held_step} was lost with what node {listed(saving.lost)} held of it, before it was durable on tier "
+            f"{self._job.storage.durable.name}, where step {durable_step} is the newest: the same command goes on from there",
+        )
+
+    def _outcome(self, saving: Saving) -> tuple[Exit, str]:
+        """Code and message where not all could be saved."""
+        snapshots, newest = self._snapshots, self._snapshots.newest
+        if newest is None or not snapshots.behind:
+            return saving.code, saving.message
+        rest = (
+            "the other tiers vanish with the job: the next one goes on from there"
+            if self._job.tiers_vanish
+            else "it is still held by the other tiers: run again on the same nodes to go on"
+        )
+        return self._short_of(
+            saving,
+            f"step {newest.step} could not be made durable on tier {self._job.storage.durable.name}, where step "
+            f"{snapshots.durable_step} is the newest; {rest}",
+        )
+
+    def _short_of(self, saving: Saving, lost: str) -> tuple[Exit, str]:
         message = f"{saving.message}; {lost}" if saving.message else lost
         return Exit.UNUSABLE if saving.code is Exit.OK else saving.code, message
 

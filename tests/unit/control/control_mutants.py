@@ -103,8 +103,8 @@ MUTANTS = (
     Mutant(
         "the job ends although the newest snapshot is not durable",
         "resilient.control.shutdown",
-        "            if not snapshots.behind:\n                self.finish(saving.code",
-        "            if not snapshots.behind or snapshots.durable_step:\n                self.finish(saving.code",
+        "            if not snapshots.behind:\n                self.finish(*self._saved_all",
+        "            if not snapshots.behind or snapshots.durable_step:\n                self.finish(*self._saved_all",
     ),
     Mutant(
         "records are acknowledged before they are to be written",
