@@ -256,11 +256,23 @@ def test_a_node_that_dies_while_it_prepares_is_followed_by_another(counting: Cou
 
 
 @pytest.mark.soak
-def test_a_preparation_that_is_killed_ends_the_run_and_says_so(counting: Counting):
-    run = counting(steps=5, args={"prepare_s": 30.0}).start()
-    wait_for(lambda: [each for each in run.processes() if each.name() == "prepare"], "the preparation")[0].kill()
-    assert run.wait() == 70
-    assert "the preparation of toys:count ended with exit code -9" in run.output
+@pytest.mark.parametrize(("kills", "status"), [(1, 0), (3, 70)])
+def test_a_preparation_that_is_killed_is_made_again_twice(counting: Counting, tmp_path: Path, kills: int, status: int):
+    done = tmp_path / "prepared"
+    run = counting(steps=5, args={"prepare_until": str(done)}).start()
+    killed: set[int] = set()
+
+    def another() -> psutil.Process | None:
+        return next((each for each in run.processes() if each.pid not in killed and each.name() == "prepare"), None)
+
+    for _ in range(kills):
+        process = wait_for(another, "the preparation")
+        killed.add(process.pid)
+        process.kill()
+    done.touch()
+    assert run.wait() == status, run.output + run.logs()
+    assert run.output.count("the preparation of toys:count ended with exit code -9") == kills, run.output
+    assert run.output.count("it is made again") == min(kills, 2), run.output
 
 
 def test_a_job_goes_on_above_a_fence_that_is_ahead_of_its_ledger(counting: Counting):

@@ -14,7 +14,7 @@ MUTANTS = (
         "resilient.control.generations",
         "if self.state is not State.FENCING or generation != self._fenced or self._awaited",
         "if self.state is not State.FENCING or self._awaited",
-        examples=400,
+        examples=2_000,
     ),
     Mutant(
         "the number of a fence that was given up is used again",

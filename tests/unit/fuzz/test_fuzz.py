@@ -12,7 +12,7 @@ from fuzzing import Witness
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-FEW, MANY = 100, 10_000  # inputs of each decoder, and a tenth as many by Hypothesis; so many for each of `--rounds`
+FEW, MANY = 100, 5_000  # inputs of each decoder, and a tenth as many by Hypothesis; so many for each of `--rounds`
 
 DECODERS = (
     "agent to driver", "driver to agent", "hello", "disk process", "disk process news", "daemon requests", "daemon news",
@@ -65,7 +65,7 @@ def test_decoders_answer_damaged_inputs_with_their_own_errors_and_the_second_tie
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_decoder_answers_tens_of_thousands_of_damaged_inputs_with_its_own_errors(name: str, rounds: int, ram: Path):
+def test_a_decoder_answers_thousands_of_damaged_inputs_with_its_own_errors(name: str, rounds: int, ram: Path):
     assert fuzz(ram, MANY * rounds, [name]) == [name]
 
 

@@ -1,12 +1,13 @@
 """Hybrid sharding: groups of ranks that hold the same shards train what one process would, and their checkpoints go anywhere."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from combining import meeting
 from layouts import Lines, Sections, merged, name_of
 from soak import soaked, soaked_after
 from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, trained, write_config
@@ -72,6 +73,12 @@ def everything() -> Iterator[tuple[Spread, Sections]]:
                 yield spread, {"parallel": {"zero_stage": stage, "reduce_gradients": reduce, "schedule": schedule}, **layers}
 
 
+def choices(case: tuple[Spread, Sections]) -> list[Hashable]:
+    """What a case has of each dimension: sizes, ZeRO stage, when gradients are reduced, and the schedule."""
+    spread, sections = case
+    return [*spread, *map(str, sections["parallel"].values())]
+
+
 @pytest.mark.parametrize(("spread", "sections"), soaked_after(1, SAMPLE), ids=name_of)
 def test_groups_that_hold_the_same_shards_train_like_one_process(run, textbook_lines, spread: Spread, sections: Sections):
     found = run(ranks_of(spread), parallel(spread), sections)
@@ -79,7 +86,7 @@ def test_groups_that_hold_the_same_shards_train_like_one_process(run, textbook_l
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("spread", "sections"), list(everything()), ids=name_of)
+@pytest.mark.parametrize(("spread", "sections"), meeting(list(everything()), choices), ids=name_of)
 def test_all_that_goes_together_with_hybrid_sharding_trains_like_one_process(run, spread: Spread, sections: Sections):
     alone: Sections = {"model": sections.get("model", {})}
     found = run(ranks_of(spread), parallel(spread), sections)
