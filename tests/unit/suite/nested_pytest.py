@@ -1,4 +1,4 @@
-"""A pytest of its own, with the plugins that count costs and choose slices."""
+"""A pytest of its own, with the plugins that count costs, choose slices and run again what failed."""
 
 import subprocess
 import sys
@@ -10,8 +10,9 @@ ROOT = Path(__file__).parents[3]
 def run(directory: Path, tests: str, *options: str) -> tuple[int, str]:
     """Exit status and output of a pytest of its own."""
     (directory / "test_it.py").write_text(tests)
-    plugins = [word for plugin in ("costs", "soak", "no:cacheprovider", "no:hypothesispytest") for word in ("-p", plugin)]
-    words = [*plugins, "--rootdir", str(directory), "-W", "ignore", *options, str(directory)]
+    (directory / "conftest.py").write_text('pytest_plugins = ["costs", "soak", "confirming"]\n')
+    without = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    words = [*without, "--rootdir", str(directory), "-W", "ignore", *options, str(directory)]
     command = [sys.executable, "-m", "pytest", *words]
     environ = {"PYTHONPATH": str(ROOT / "tests"), "PATH": "/usr/bin:/bin", "HOME": str(directory)}
     done = subprocess.run(command, check=False, cwd=directory, env=environ, capture_output=True, text=True)
