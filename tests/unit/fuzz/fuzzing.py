@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from damaged import Mutator, changed, dumped, parsed
-from decoders import Decoder, decoders
+from decoder import Decoder
+from decoders import decoders
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 

@@ -81,6 +81,7 @@ def test_a_decoder_answers_thousands_of_damaged_inputs_with_its_own_errors(name:
 def test_what_no_decoder_may_do_is_seen(deed: str, told: str, ram: Path):
     for name in ("fuzzing.py", "damaged.py"):
         (ram / name).write_text((HERE / name).read_text().replace("CPU_S = 10.0", "CPU_S = 0.2"))
+    (ram / "decoder.py").write_text((HERE / "decoder.py").read_text())
     (ram / "decoders.py").write_text(f"""
 from dataclasses import dataclass
 
