@@ -31,7 +31,8 @@ from checkpoint.tiers import session
 from resilient import shadowing, storage
 from resilient.agent.limits import DAEMON_END_S
 from resilient.agent.loop import Loop
-from resilient.protocol.messages import Candidate, Start, unpack
+from resilient.protocol.candidates import Candidate, unpack
+from resilient.protocol.messages import Start
 
 log = logging.getLogger(__name__)
 

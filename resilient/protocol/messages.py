@@ -8,15 +8,13 @@ records and news of the snapshot daemon, which are true whenever they arrive. Ti
 """
 
 import json
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from checkpoint.framing import Message, Plain
-from checkpoint.protocol import DaemonNews, DriverRequest, Inventory, SnapshotKey
-from checkpoint.typed import built
+from checkpoint.protocol import DaemonNews, DriverRequest, Inventory
 from resilient.exits import Exit
 from resilient.faults import WorkerEnd
 from resilient.standing import Standing
@@ -293,7 +291,7 @@ class Start(Message, frozen=True):
         master_addr, master_port: of the store of node rank 0.
         collective_timeout_s: of process groups.
         report_s: between two reports while nothing but heartbeats is new.
-        candidates: what workers may go on from, packed once for all nodes; see `pack`.
+        candidates: what workers may go on from, packed once for all nodes; see `protocol.candidates.pack`.
         mtbf_s: mean time between failures.
         go_back_to: a roll-back: the step to go on from; None: the newest that is whole.
         skip: steps whose data is left out, as pairs of first and last.
@@ -399,49 +397,3 @@ class Shutdown(Message, frozen=True):
 DriverMessage = (
     Start | Stop | Propose | Arm | Inspect | FindEnds | RecordsWritten | Ping | Prepare | DaemonRequests | ReplaceDaemon | Shutdown
 )
-
-# -- what workers may go on from ------------------------------------------------------------------------------------------
-
-
-class Holder(msgspec.Struct, frozen=True, array_like=True):
-    """A node that holds a shard. Attributes: address: of its daemon, host:port; directory: of the shard, there."""
-
-    node: int
-    address: str
-    directory: str
-
-
-class Candidate(Plain, kw_only=True, frozen=True):
-    """A whole snapshot.
-
-    Attributes:
-        tier: the slowest that is needed to read it.
-        shards: of each shard those who hold it, fastest tier first.
-    """
-
-    key: SnapshotKey
-    tier: str
-    shards: tuple[tuple[Holder, ...], ...]
-
-
-PACKED_BYTES = 32 << 20  # of candidates, unpacked; those of 16,384 nodes are a tenth of that
-_candidates: msgspec.json.Decoder[tuple[Candidate, ...]] = msgspec.json.Decoder(built(tuple[Candidate, ...]))
-
-
-def pack(candidates: Sequence[Candidate]) -> bytes:
-    """Candidates, newest first, as bytes. Thousands of nodes get the same: it is made once, and small."""
-    return zlib.compress(msgspec.json.encode(candidates), 1) if candidates else b""
-
-
-def unpack(packed: bytes) -> tuple[Candidate, ...]:
-    """Raises ValueError."""
-    try:
-        if not packed:
-            return ()
-        stream = zlib.decompressobj()
-        text = stream.decompress(packed, PACKED_BYTES)
-        if not stream.eof:
-            raise ValueError(f"it is cut short, or more than {PACKED_BYTES} bytes")
-        return _candidates.decode(text)
-    except (zlib.error, ValueError, RecursionError) as error:
-        raise ValueError(f"not a list of candidates: {error}") from None

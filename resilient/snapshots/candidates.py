@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from checkpoint.protocol import SnapshotKey
-from resilient.protocol.messages import Candidate, Holder, pack
+from resilient.protocol.candidates import Candidate, Holder, pack
 from resilient.snapshots.catalog import Catalog, Snapshot
 
 CANDIDATES = 6

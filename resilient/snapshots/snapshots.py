@@ -94,7 +94,7 @@ class Snapshots:
         return self._catalog.addresses.get(node)
 
     def candidates(self) -> bytes:
-        """What workers may go on from, packed by `resilient.protocol.messages.pack`; the same for all nodes."""
+        """What workers may go on from, packed by `resilient.protocol.candidates.pack`; the same for all nodes."""
         return self._candidates.packed()
 
     # -- generations ---------------------------------------------------------------------------------------------------

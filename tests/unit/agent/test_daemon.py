@@ -17,7 +17,8 @@ from resilient import storage
 from resilient.agent import daemon as daemon_module
 from resilient.agent.daemon import DaemonProcess, as_entry
 from resilient.config import Config
-from resilient.protocol.messages import Alive, Candidate, Holder, Ping, Start, pack
+from resilient.protocol.candidates import Candidate, Holder, pack
+from resilient.protocol.messages import Alive, Ping, Start
 
 FAKE = Path(__file__).with_name("fake_daemon.py")
 KEY = SnapshotKey(5, 2)

@@ -23,6 +23,7 @@ from checkpoint.protocol import (
 )
 from resilient.control.liveness import NO_STEP
 from resilient.faults import Raised, WorkerEnd
+from resilient.protocol.candidates import unpack
 from resilient.protocol.messages import (
     AgentMessage,
     Arm,
@@ -42,7 +43,6 @@ from resilient.protocol.messages import (
     Started,
     Stop,
     WorkerEnded,
-    unpack,
 )
 
 

@@ -26,6 +26,7 @@ from resilient.control.stragglers import Rules
 from resilient.faults import Raised, WorkerEnd
 from resilient.outbox import Effect, Finish, Outbox, Quarantine, RaiseFence, RequestDaemon, Send, WriteEvent
 from resilient.policy import Budget
+from resilient.protocol.candidates import unpack
 from resilient.protocol.messages import (
     AgentMessage,
     Alive,
@@ -40,7 +41,6 @@ from resilient.protocol.messages import (
     Report,
     Start,
     WorkerEnded,
-    unpack,
 )
 from resilient.snapshots import StoragePlan, TierPlan
 from resilient.without_spare import Choice, Measured

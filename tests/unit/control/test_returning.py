@@ -7,7 +7,8 @@ from resilient.control.coordinator import State
 from resilient.control.membership import LAUNCH_ATTEMPTS
 from resilient.exits import Exit
 from resilient.outbox import Launch
-from resilient.protocol.messages import Start, Stop, unpack
+from resilient.protocol.candidates import unpack
+from resilient.protocol.messages import Start, Stop
 
 
 def test_a_spare_takes_over_with_the_replicas_of_the_node_that_is_gone():

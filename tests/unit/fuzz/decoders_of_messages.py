@@ -10,7 +10,7 @@ from checkpoint import framing, handshake, protocol, shard_reads, worker_news
 
 
 def messages() -> list[Decoder]:
-    from resilient.protocol import disk, messages
+    from resilient.protocol import candidates, disk, messages
 
     unions = {
         "agent to driver": messages.AgentMessage | messages.AgentFailed,
@@ -36,8 +36,8 @@ def messages() -> list[Decoder]:
 
         return Decoder(name, lambda: encoded(union), call, (framing.NotAMessage,))
 
-    def candidates() -> list[bytes]:
-        return [messages.pack(samples(messages.Candidate, of_each=number)) for number in (1, 3)]
+    def packed_candidates() -> list[bytes]:
+        return [candidates.pack(samples(candidates.Candidate, of_each=number)) for number in (1, 3)]
 
     def packed(data: bytes) -> bytes:
         return zlib.compress(data)
@@ -53,11 +53,11 @@ def messages() -> list[Decoder]:
         *(one(name, union) for name, union in unions.items()),
         Decoder("handshake of a server", lambda: [client.opening], server, refusals),
         Decoder("handshake of a client", lambda: [server(client.opening)], client.respond, refusals),
-        Decoder("candidates", candidates, messages.unpack, (ValueError,)),
+        Decoder("candidates", packed_candidates, candidates.unpack, (ValueError,)),
         Decoder(
             "candidates, packed anew",
-            lambda: [zlib.decompress(each) for each in candidates()],
-            lambda data: messages.unpack(packed(data)),
+            lambda: [zlib.decompress(each) for each in packed_candidates()],
+            lambda data: candidates.unpack(packed(data)),
             (ValueError,),
         ),
     ]

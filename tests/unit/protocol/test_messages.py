@@ -13,13 +13,10 @@ from resilient.faults import OutOfMemory, Raised, WorkerEnd
 from resilient.protocol import messages
 from resilient.protocol.messages import (
     AgentMessage,
-    Candidate,
     DriverMessage,
     Heartbeat,
-    Holder,
     Record,
     Report,
-    Start,
     WorkerEnded,
 )
 
@@ -40,32 +37,6 @@ def test_the_end_of_a_worker_arrives_with_all_that_is_known_of_it():
     oom = OutOfMemory("/job", 1 << 30, None, "dmesg")
     sent = WorkerEnded(generation=1, end=WorkerEnd(0, 0, 7, -9, 1.0, 4, "step", raised, "log", "crash", oom), stopped=False)
     assert Decoder[AgentMessage](AgentMessage).feed(encode(sent)) == [sent]
-
-
-def test_candidates_survive_packing_and_thousands_of_nodes_take_little_room():
-    shards = tuple(
-        (Holder(node, f"10.0.{node // 256}.{node % 256}:4711", f"/dev/shm/user/resilient-ab12/node{node}/step-00000012"),)
-        for node in range(2048)
-    )
-    wanted = (Candidate(key=KEY, tier="ram", shards=shards),)
-    packed = messages.pack(wanted)
-    assert messages.unpack(packed) == wanted
-    assert len(packed) < 40_000
-    start = Start(
-        generation=1,
-        node_rank=0,
-        nodes=2,
-        master_addr="a",
-        master_port=1,
-        collective_timeout_s=9.0,
-        report_s=0.2,
-        mtbf_s=9.0,
-        candidates=packed,
-    )
-    assert Decoder[DriverMessage](DriverMessage).feed(encode(start)) == [start]
-    assert messages.unpack(b"") == ()
-    with pytest.raises(ValueError, match="not a list of candidates"):
-        messages.unpack(packed[:-9])
 
 
 @pytest.mark.parametrize("module", [messages, daemon, worker_news])

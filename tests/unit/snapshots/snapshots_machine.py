@@ -12,7 +12,7 @@ from snapshot_daemons import BEGIN_SESSION, BUFFERS, DURABLE, NVME, RAM, Daemon,
 
 from checkpoint.protocol import DaemonNews, Held, Inventory, Replicate, SnapshotKey, StartJob
 from resilient.outbox import Outbox, RequestDaemon, WriteEvent
-from resilient.protocol.messages import unpack
+from resilient.protocol.candidates import unpack
 from resilient.rollback import InvalidationRule
 from resilient.snapshots import Snapshots, StoragePlan, TierPlan
 

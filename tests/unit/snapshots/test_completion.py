@@ -4,7 +4,7 @@ import pytest
 from snapshot_course import Course, address, shard
 
 from checkpoint.protocol import Held, Inventory, Listening, NoRoom, Retain, Skipped, SnapshotKey, StartJob, Synced, TierTrouble
-from resilient.protocol.messages import Holder, unpack
+from resilient.protocol.candidates import Holder, unpack
 from resilient.snapshots import TierPlan
 from resilient.snapshots.left_out import OPEN_STEPS
 

@@ -5,7 +5,7 @@ from snapshot_course import Course, done, failed, shard
 
 from checkpoint.protocol import Cancel, Discard, Held, SnapshotKey
 from resilient.outbox import Outbox
-from resilient.protocol.messages import unpack
+from resilient.protocol.candidates import unpack
 from resilient.rollback import InvalidationRule
 from resilient.snapshots import Snapshots, TierPlan
 

@@ -1,0 +1,54 @@
+"""What workers may go on from: whole snapshots, with the nodes that hold them, as the driver tells it to agents."""
+
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+
+from checkpoint.framing import Plain
+from checkpoint.protocol import SnapshotKey
+from checkpoint.typed import built
+
+
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """A node that holds a shard. Attributes: address: of its daemon, host:port; directory: of the shard, there."""
+
+    node: int
+    address: str
+    directory: str
+
+
+class Candidate(Plain, kw_only=True, frozen=True):
+    """A whole snapshot.
+
+    Attributes:
+        tier: the slowest that is needed to read it.
+        shards: of each shard those who hold it, fastest tier first.
+    """
+
+    key: SnapshotKey
+    tier: str
+    shards: tuple[tuple[Holder, ...], ...]
+
+
+PACKED_BYTES = 32 << 20  # of candidates, unpacked; those of 16,384 nodes are a tenth of that
+_candidates: msgspec.json.Decoder[tuple[Candidate, ...]] = msgspec.json.Decoder(built(tuple[Candidate, ...]))
+
+
+def pack(candidates: Sequence[Candidate]) -> bytes:
+    """Candidates, newest first, as bytes. Thousands of nodes get the same: it is made once, and small."""
+    return zlib.compress(msgspec.json.encode(candidates), 1) if candidates else b""
+
+
+def unpack(packed: bytes) -> tuple[Candidate, ...]:
+    """Raises ValueError."""
+    try:
+        if not packed:
+            return ()
+        stream = zlib.decompressobj()
+        text = stream.decompress(packed, PACKED_BYTES)
+        if not stream.eof:
+            raise ValueError(f"it is cut short, or more than {PACKED_BYTES} bytes")
+        return _candidates.decode(text)
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise ValueError(f"not a list of candidates: {error}") from None

@@ -1,0 +1,36 @@
+"""What workers may go on from is small on the wire, and is what it was."""
+
+import pytest
+
+from checkpoint.framing import Decoder, encode
+from checkpoint.protocol import SnapshotKey
+from resilient.protocol.candidates import Candidate, Holder, pack, unpack
+from resilient.protocol.messages import DriverMessage, Start
+
+KEY = SnapshotKey(5, 2)
+
+
+def test_candidates_survive_packing_and_thousands_of_nodes_take_little_room():
+    shards = tuple(
+        (Holder(node, f"10.0.{node // 256}.{node % 256}:4711", f"/dev/shm/user/resilient-ab12/node{node}/step-00000012"),)
+        for node in range(2048)
+    )
+    wanted = (Candidate(key=KEY, tier="ram", shards=shards),)
+    packed = pack(wanted)
+    assert unpack(packed) == wanted
+    assert len(packed) < 40_000
+    start = Start(
+        generation=1,
+        node_rank=0,
+        nodes=2,
+        master_addr="a",
+        master_port=1,
+        collective_timeout_s=9.0,
+        report_s=0.2,
+        mtbf_s=9.0,
+        candidates=packed,
+    )
+    assert Decoder[DriverMessage](DriverMessage).feed(encode(start)) == [start]
+    assert unpack(b"") == ()
+    with pytest.raises(ValueError, match="not a list of candidates"):
+        unpack(packed[:-9])
