@@ -14,10 +14,10 @@ from typing import Any
 
 if "lightning.pytorch" in sys.modules:  # the same under another name; a script imports one of them
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 else:
     from pytorch_lightning import Callback, LightningModule, Trainer
-    from pytorch_lightning.callbacks import ModelCheckpoint
+    from pytorch_lightning.callbacks import ModelCheckpoint, StochasticWeightAveraging
 
 import resilient
 from resilient import clock, worker
@@ -50,12 +50,12 @@ class ResilientCallback(Callback):  # type: ignore[misc]
         if "dataloader_iter" in pl_module.training_step.__code__.co_varnames:
             raise ValueError("ResilientCallback keeps no snapshots where training_step takes dataloader_iter: leave it out")
         given = trainer._checkpoint_connector._loaded_checkpoint
-        self._rest = rest = Rest(trainer)
+        self._rest = rest = Rest(trainer, self)
         self._attached = None  # that of a fit which has failed is in use no more
         self._attached = resilient.attach(model=strategy.model, optimizer=trainer.optimizers, extra={"lightning": rest})
         if rest.loaded is None:
             return
-        if self._attached.step >= given.get("global_step", 0):
+        if self._attached.from_cache or self._attached.step >= given.get("global_step", 0):
             given.clear()
             rest.begin()
         else:
@@ -80,6 +80,8 @@ class ResilientCallback(Callback):  # type: ignore[misc]
         assert self._attached is not None and self._rest is not None
         self._between = True
         first = self._rest.loaded is not None or not self._attached.step
+        if self._rest.loaded is not None:
+            self._begin_averaging(trainer)
         self._rest.first_step()
         if (self._finish() or first) and self._attached.should_stop() is not None:
             self._save(trainer)
@@ -139,6 +141,12 @@ class ResilientCallback(Callback):  # type: ignore[misc]
             worker.report(line)  # first: a step that has a snapshot is not computed again
         self._attached.after_step(line["step"])
         return True
+
+    def _begin_averaging(self, trainer: Trainer) -> None:
+        """StochasticWeightAveraging changes the schedule where an epoch starts; Lightning tells it of none in the middle of one."""
+        for each in trainer.callbacks:
+            if isinstance(each, StochasticWeightAveraging) and each._scheduler_state is not None and not each._initialized:
+                each.on_train_epoch_start(trainer, trainer.lightning_module)
 
     def _save(self, trainer: Trainer) -> None:
         """The Trainer's own checkpoint of a stop, where `ckpt_path="last"` finds it."""

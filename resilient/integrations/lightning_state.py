@@ -1,8 +1,8 @@
 """What Lightning's Trainer keeps beside model and optimizers, as part of a snapshot.
 
-Owns its loops' counters, schedulers, precision, callbacks, data module, and the place in the data: the epoch, its batches that are
-done, and the random numbers with which its order was drawn. Lightning's own way to go on makes the loader's iterator before the
-sampler knows its epoch, and steps some schedulers twice; both are set right here.
+Owns its loops' counters, schedulers, precision, callbacks, data module, and what checkpoint hooks add (`lightning_hooks`); and the
+place in the data: the epoch, its batches that are done, and the random numbers with which its order was drawn. Lightning's own way
+to go on makes the loader's iterator before the sampler knows its epoch, and steps some schedulers twice; both are set right here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from resilient.integrations import lightning_hooks
 from resilient.state import randomness
 from resilient.state.position import samplers
 
@@ -17,10 +18,11 @@ DONE = ("ready", "started", "processed")  # counts of a batch that are those of 
 
 
 class Rest:
-    """What is saved beside model and optimizers."""
+    """What is saved beside model and optimizers. Args: own: the callback that has it saved."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, own: object) -> None:
         self.trainer = trainer
+        self._own = own
         self.loaded: Mapping[str, Any] | None = None
         self.epoch_random = randomness.capture()  # before the epoch's iterator was made
         self.epoch_orders: list[torch.Tensor] = []  # and the samplers' own generators; the first epoch has those of the script
@@ -28,9 +30,9 @@ class Rest:
         self.ended: bool | None = None  # the training has: whether with a whole epoch
 
     def state_dict(self) -> dict[str, Any]:
-        trainer = self.trainer
+        trainer, fit_loop = self.trainer, self.fit_loop()
         return {
-            "fit_loop": self.fit_loop(),
+            "fit_loop": fit_loop,
             "loaders": self.loaders,
             "epoch_random": self.epoch_random,
             "epoch_orders": self.epoch_orders,
@@ -39,6 +41,7 @@ class Rest:
             "precision": trainer.precision_plugin.state_dict(),
             "callbacks": {each.state_key: each.state_dict() for each in trainer.callbacks},
             "datamodule": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
+            "hooks": lightning_hooks.saved(trainer, fit_loop, self._own),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -78,6 +81,7 @@ class Rest:
         trainer = self.trainer
         trainer.fit_loop.load_state_dict(self.loaded["fit_loop"])
         trainer.precision_plugin.load_state_dict(self.loaded["precision"])
+        lightning_hooks.load(trainer, self.loaded["fit_loop"], self.loaded.get("hooks", {}), self._own)
         for each in trainer.callbacks:
             if self.loaded["callbacks"].get(each.state_key):
                 each.load_state_dict(self.loaded["callbacks"][each.state_key])

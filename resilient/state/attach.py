@@ -106,6 +106,7 @@ class Attached:
         self.context = worker.init()
         worker.loop_comes()
         self.step = 0
+        self.from_cache = False  # the state was read from a tier before the durable one: it is a few steps old
         self._optimizers, self._schedulers, self._extra = all_optimizers, schedulers, extra
         self._unsaved: Unsaved | None = None
         self._reads: Reads | None = None
@@ -333,6 +334,7 @@ class Attached:
             found = checkpoint.restore(root, local_shards, tier=name, held=held, group=group, on_reject=rejected)
             if found is not None:
                 self._go_on(found.step, into[0])
+                self.from_cache = found.tier != name
         except (checkpoint.NoUsableCheckpoint, checkpoint.CheckpointMismatch, ValueError) as error:
             raise worker.UnrecoverableError(str(error)) from error
         if self.context.rank == 0:

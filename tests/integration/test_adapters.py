@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,13 @@ def test_kills_in_the_middle_of_an_epoch_lose_no_step_and_change_no_number(adapt
     assert weights(run) == weights(calm) and weights(calm)
 
 
-@pytest.mark.soak
+LOADERS = ["plain", "generator", "workers", "stateful", "unsized"]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("procs", [1, 2])
-@pytest.mark.parametrize("loader", ["plain", "generator", "workers", "stateful", "unsized"])
+@pytest.mark.parametrize(("loader", "procs"), [("ema", 2), soaked("swa", 2), *(soaked(*each) for each in product(LOADERS, [1, 2]))])
 def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted: Adapted, loader: str, procs: int):
-    """Ends of epochs, validations that draw random numbers, a schedule that follows them; and loaders of each kind."""
+    """Ends of epochs, validations that draw random numbers, a schedule that follows them, averages, hooks; loaders of each kind."""
     chance, steps = random.Random(loader), 60
     script = Path(__file__).with_name("lightning_loaders.py")
     loaders = f"{PACED}{stands(steps)} {script} {loader} --steps {steps} --out ${{run_dir}}/out"
@@ -113,6 +115,7 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
     calm.go_on()
     assert calm.run() == 0, calm.output + calm.logs()
     assert run.losses() == calm.losses() and len(calm.losses()) == steps
+    assert weights(run) == weights(calm) and weights(calm)
 
 
 def stopped(run: Campaign) -> int:
