@@ -89,11 +89,7 @@ def main() -> None:
         logger=False,
         enable_progress_bar=False,
         default_root_dir=args.out,
-        callbacks=[
-            ResilientCallback(),
-            ModelCheckpoint(args.out, monitor="val_loss", save_last=True),
-            *averages.get(args.loader, []),
-        ],
+        callbacks=callbacks,
     )
     model = Sums()
     loader = loaders["plain" if args.loader in averages else args.loader]()
