@@ -61,6 +61,36 @@ def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_
     assert "300" not in run.output and "tp 1" not in run.output
 
 
+AT_ITS_OWN_ADDRESS = """
+import os, pathlib, sys
+import torch
+import torch.distributed as dist
+
+rank, world_size, once = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), pathlib.Path(sys.argv[1])
+os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+for number in range(3):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    dist.all_reduce(ranks := torch.ones(1))
+    if rank == 0:
+        print(f"group {number} of {ranks.item():.0f} ranks")
+    dist.destroy_process_group()
+    if number == 1 and rank == 1 and not once.exists():
+        once.touch()
+        os._exit(3)
+"""
+
+
+@pytest.mark.soak
+def test_a_script_with_an_address_of_its_own_trains_and_is_restarted(campaign: Callable[..., Campaign], tmp_path: Path):
+    script = tmp_path / "at_its_own_address.py"
+    script.write_text(AT_ITS_OWN_ADDRESS)
+    run = campaign(entrypoint=f"{script} {tmp_path / 'ended'}", cluster=ON_CPU)
+    assert run.run() == 0, run.output + run.logs()
+    assert told(run) == [("exit", [1])], run.output
+    assert run.printed(0) == "group 0 of 2 ranks\ngroup 1 of 2 ranks"
+    assert run.printed(0, generation=2).endswith("group 2 of 2 ranks")
+
+
 BEGINS_LATE = """
 import pathlib, sys, time
 import torch
