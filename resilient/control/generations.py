@@ -17,7 +17,7 @@ from typing import Literal
 
 from checkpoint.tiers.cadence import mean_time_between_failures
 from resilient.attempts import Attempt
-from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S
+from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S, WRITING_S
 from resilient.control.attendance import Moment
 from resilient.control.hold import Hold
 from resilient.control.incidents import Incidents
@@ -378,9 +378,11 @@ class Generations:
                 self.stop_workers(node, out)
 
     def stop_workers(self, node: int, out: Outbox) -> None:
-        """End a node's workers; those that hang are asked for stacks and records before."""
+        """End a node's workers. Those that hang may say something before; else a script's own checkpoint is finished first."""
         if self._membership.nodes[node].joined:
-            out.send(node, Stop(generation=self.generation, incident=self._incidents.hung(self.generation)))
+            hung = self._incidents.hung(self.generation)
+            writing_s = WRITING_S if hung is None and self.hold is None else 0.0
+            out.send(node, Stop(generation=self.generation, incident=hung, writing_s=writing_s))
 
     def metrics_arrived(self, step: int) -> None:
         """There are metrics of this step of the generation that runs."""
