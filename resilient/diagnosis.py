@@ -44,6 +44,15 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class OwnCheckpoint:
+    """What a script has written by itself, as far as was seen. Attributes: t: unix seconds, when it was finished, if known."""
+
+    step: int
+    path: str
+    t: float | None = None
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What a run died of.
 
@@ -55,6 +64,8 @@ class Diagnosis:
         place: of an exception: file, line and function of its last frame outside libraries.
         traceback: the evidence of the first rank that failed.
         verdict: the class of the cause, where it is known.
+        checkpoint: the newest step that is durable.
+        own: the newest checkpoint of the script, where it has written one by itself.
         logs: where to look, relative to the run directory.
         advice: what one may try next.
         also: what the end of the job has left undone.
@@ -71,6 +82,7 @@ class Diagnosis:
     traceback: str = ""
     verdict: str | None = None
     checkpoint: int | None = None
+    own: OwnCheckpoint | None = None
     tried: Sequence[Tried] = ()
     logs: Sequence[str] = ()
     advice: Sequence[str] = ()
@@ -79,17 +91,24 @@ class Diagnosis:
 
 
 def diagnose(
-    events: Iterable[Line], *, durable: Iterable[int] = (), code: Exit, message: str, agents: Collection[str] = ()
+    events: Iterable[Line],
+    *,
+    durable: Iterable[int] = (),
+    own: OwnCheckpoint | None = None,
+    code: Exit,
+    message: str,
+    agents: Collection[str] = (),
 ) -> Diagnosis:
     """The diagnosis of the last job in the ledger.
 
     Args:
         events: of that job at least.
-        durable: steps that are known to be durable and were not rejected, those of the script's own checkpoints among them.
+        durable: steps that are known to be durable and were not rejected.
+        own: the newest checkpoint that the script is known to have written by itself.
         message: what the run ends with; its first line is the reason where no fault is to blame.
         agents: logs of agents that are there, and of steps of Slurm that were to start some, relative to the run directory.
     """
-    job, checkpoint, name = _last_job(events, durable)
+    job, checkpoint, own, name = _last_job(events, durable, own)
     faults = [line for line in job if line["event"] == "fault" and line["kind"] != "storage"]
     actions = {line["fault_id"]: line for line in job if line["event"] == "action"}
     tried = _tried(job, faults, actions)
@@ -103,9 +122,10 @@ def diagnose(
             what,
             traceback="\n".join(storage),
             checkpoint=checkpoint,
+            own=own,
             tried=tried,
             logs=_logs(faults, agents),
-            advice=_advise(code, None, checkpoint),
+            advice=_advise(code, None, _goes_on(checkpoint, own)),
         )
     # Of all failures at this step the first that has a traceback tells most: later ones may be its echoes.
     alike = [fault for fault in faults if fault["step"] == last["step"]]
@@ -122,9 +142,10 @@ def diagnose(
         traceback=telling["evidence"].rstrip(),
         verdict=last.get("class"),
         checkpoint=checkpoint,
+        own=own,
         tried=tried,
         logs=_logs([*alike, last], agents),
-        advice=_advise(code, last, checkpoint),
+        advice=_advise(code, last, _goes_on(checkpoint, own)),
         also=_behind(message, last["evidence"].rstrip()).strip("; \n"),
         alone=alone,
     )
@@ -136,21 +157,25 @@ def _behind(message: str, evidence: str) -> str:
     return after if found else ""
 
 
-def _last_job(events: Iterable[Line], known: Iterable[int]) -> tuple[list[Line], int | None, str]:
-    """The lines since the last start, the newest step from which a run goes on, and the campaign's name."""
+def _last_job(
+    events: Iterable[Line], known: Iterable[int], own: OwnCheckpoint | None
+) -> tuple[list[Line], int | None, OwnCheckpoint | None, str]:
+    """The lines since the last start, the newest step that is durable, the script's newest checkpoint, and the campaign's name."""
     job: list[Line] = []
     name, durable = "", set(known)
     for line in events:
         match line.get("event"):
             case "run_started":
                 job, name = [], str(line.get("name", ""))
-            case "committed" | "script_checkpoint":
+            case "committed":
                 durable.add(int(line["step"]))
+            case "script_checkpoint":
+                own = OwnCheckpoint(int(line["step"]), str(line["path"]), float(line["t"]))
             case "checkpoint_rejected":
                 durable.discard(int(line["step"]))
         if line.get("event") not in (None, *_EVERY_STEP):
             job.append(line)
-    return job, max(durable, default=None), name
+    return job, max(durable, default=None), own, name
 
 
 def _tried(job: Sequence[Line], faults: Sequence[Line], actions: Mapping[str, Line]) -> list[Tried]:
@@ -211,10 +236,15 @@ def _logs(faults: Sequence[Line], agents: Collection[str]) -> list[str]:
     return list(dict.fromkeys(found))[-8:]
 
 
-def _advise(code: Exit, fault: Line | None, checkpoint: int | None) -> list[str]:
+def _goes_on(checkpoint: int | None, own: OwnCheckpoint | None) -> str:
+    """From where the same command does; of its own checkpoint the script itself finds out whether it is whole."""
+    if own is not None and own.step >= (checkpoint or 0):
+        return f"Then the same command goes on from what the script finds of its own: step {own.step}, if that checkpoint is whole."
+    return f"Then the same command goes on {'from the start' if checkpoint is None else f'from step {checkpoint}'}."
+
+
+def _advise(code: Exit, fault: Line | None, go_on: str) -> list[str]:
     """What one may try next."""
-    again = "from the start" if checkpoint is None else f"from step {checkpoint}"
-    go_on = f"Then the same command goes on {again}."
     if code is Exit.UNUSABLE:
         return ["Make room, or mend what the environment lacks.", go_on]
     if fault is None:
@@ -281,9 +311,19 @@ def _facts(found: Diagnosis) -> list[tuple[str, str]]:
         ("where", found.where),
         ("raised in", found.place),
         ("class", _VERDICTS.get(found.verdict or "", "")),
-        ("checkpoint", "none" if found.checkpoint is None else f"step {found.checkpoint} is durable"),
+        ("checkpoint", _saved(found)),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _saved(found: Diagnosis) -> str:
+    """What there is to go on from. A script's own checkpoint is none of ours: nobody has looked whether it is whole."""
+    told = [] if found.checkpoint is None else [f"step {found.checkpoint} is durable"]
+    if (own := found.own) is not None:
+        when = "" if own.t is None else f" at {_clock(own.t)}"
+        told.append(f"the script itself wrote step {own.step}{when}, to {own.path}")
+        told.append("it may be incomplete if a rank ended while writing there again")
+    return "; ".join(told) or "none"
 
 
 def short(found: Diagnosis) -> str:
@@ -319,12 +359,15 @@ def page(found: Diagnosis) -> str:
     return "\n".join(parts)
 
 
+def _clock(t: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(t))
+
+
 def _table(tried: Sequence[Tried]) -> list[str]:
     rows = [("time", "fault", "kind", "who", "step", "action", "what came of it")]
     for each in tried:
-        clock = time.strftime("%m-%d %H:%M:%S", time.localtime(each.t))
         step = "" if each.step is None else str(each.step)
-        rows.append((clock, each.fault_id, each.kind, each.who, step, each.action, each.outcome))
+        rows.append((_clock(each.t), each.fault_id, each.kind, each.who, step, each.action, each.outcome))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(row: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ under `python -m module ARGS`, with the environment that torchrun would give it.
 
 import builtins
 import logging
+import os
 import shlex
 import sys
 import traceback
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from resilient import shadowing
+from resilient import hidden_modules, shadowing
 from resilient.config.errors import ConfigError, Problem
 from resilient.imports_ahead import Source, hides, of_module, of_program
 
@@ -115,12 +116,16 @@ def ahead(entry: Entry) -> list[str]:
     """
     if not entry.is_script:
         return [entry.module]
-    begin = [Source(entry.script)] if entry.script is not None else of_module(entry.module, entry.directory)
     try:
-        return of_program(begin, entry.directory)
+        return of_program(_read_first(entry), entry.directory)
     except Exception as error:  # noqa: BLE001 - without it a start takes longer, and that is all
         log.warning("what %s imports cannot be read ahead: %s: %s", entry.script or entry.module, type(error).__name__, error)
         return []
+
+
+def _read_first(entry: Entry) -> list[Source]:
+    """The files that a program begins with."""
+    return [Source(entry.script)] if entry.script is not None else of_module(entry.module, entry.directory)
 
 
 def must_hide_nothing(directory: str) -> None:
@@ -148,6 +153,8 @@ def run(entry: Entry, config: Callable[[], object]) -> None:
         getattr(shadowing.import_for_program(entry.module), entry.function)(config())
         return
     find_modules(entry)
+    if os.environ.get("RANK", "0") == "0":
+        hidden_modules.tell(_read_first(entry), entry.directory)
     # Not by runpy, which takes the module away again: threads and `atexit` may still need it.
     program = ModuleType("__main__")
     program.__dict__["__builtins__"] = builtins

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from resilient import clock, entry, worker
+from resilient import clock, entry, replaced, worker
 from resilient.agent import groups, inspection, recorder
 from resilient.excerpts import excerpt
 from resilient.exits import Exit
@@ -88,6 +88,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         if injection := os.environ.get(worker.CHAOS_VARIABLE):
             importlib.import_module(injection).arm(context)
         progress = worker.observe_progress()
+        replaced.watch()
         entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
         is_rank = os.getpid() == rank_pid

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from resilient import visible_gpus
-from resilient.agent.groups import PREFIX_VARIABLE
+from resilient.agent.groups import AGENT_VARIABLE, PREFIX_VARIABLE
 from resilient.agent.settings import AgentSettings
 from resilient.network import dump_files
 from resilient.placement.applied import variables_of
@@ -54,7 +54,7 @@ def environment_of(
         "TORCHELASTIC_RUN_ID": settings.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(start.generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        AGENT_VARIABLE: "True",
         GENERATION_VARIABLE: str(start.generation),
         RUN_DIR_VARIABLE: str(settings.run_dir),
         SESSION_VARIABLE: str(session),

@@ -33,6 +33,8 @@ not let go of its interpreter."""
 LAST_WORDS_S = 6.0
 """What workers that hang say before they are killed: a second for those that say nothing, up to three where a large flight recorder
 is written; and then it is written to the run directory."""
+WRITING_POLL_S = 0.02
+"""Between two looks whether a rank still writes a checkpoint of its script's own; how long it may the driver says."""
 OUTPUT_S = 0.4
 """What a worker that has ended has printed is read to its end; another process may hold its pipe open."""
 OUTPUT_POLL_S = 0.005

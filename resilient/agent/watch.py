@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from resilient.agent.limits import INSPECT_S, LAST_WORDS_S, OUTPUT_POLL_S, OUTPUT_S, STANDBY_AGAIN_S, STANDBY_S
+from resilient.agent.limits import INSPECT_S, LAST_WORDS_S, OUTPUT_POLL_S, OUTPUT_S, STANDBY_AGAIN_S, STANDBY_S, WRITING_POLL_S
 from resilient.agent.loop import Loop
 from resilient.agent.reports import Reports
 from resilient.agent.standby import Standbys
@@ -79,9 +79,10 @@ class Watch:
     def _obey(self, message: DriverMessage) -> bool:
         """Whether the workers are to go on."""
         match message:
-            case Stop(incident=incident):
+            case Stop(incident=incident, writing_s=writing_s):
                 if incident is not None:
                     self._take_last_words(self._run_dir / INCIDENTS / incident)
+                self._loop.wait_until(lambda: not self._workers.writing(), writing_s, poll_s=WRITING_POLL_S)
                 return False
             case Propose(reason=reason):
                 self._send(Proposed(generation=self._generation, checked=self._workers.propose(reason)))

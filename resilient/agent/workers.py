@@ -32,6 +32,7 @@ from resilient.xids import parse
 log = logging.getLogger(__name__)
 
 SILENT_S = 1.0  # once a worker has shown no activity for so long, the states of the processes are reported
+RUNS = ("R", "S", "D")  # states of a process that nobody has stopped and that has not ended
 RECORDS_S = 1.5  # in which the flight recorders of an inspection are expected: the machine may be busy
 
 
@@ -275,6 +276,11 @@ class Workers:
     def propose(self, reason: str) -> int:
         """Propose to all ranks to hold at their next boundary; returns the furthest one that any of them has checked."""
         return max(rank.region.propose(NOT_BEATEN, reason) for rank in self._ranks)
+
+    def writing(self) -> bool:
+        """Whether a rank that runs writes a checkpoint of its script's own, as far as that is seen; the runtime tells its own."""
+        running = [rank for rank in self._ranks if rank.end is None and inspection.state_of(rank.process.pid or 0) in RUNS]
+        return any(each.inferred and each.phase == "snapshot" for each in (rank.region.activity() for rank in running))
 
     def arm(self, target: int) -> None:
         for rank in self._ranks:

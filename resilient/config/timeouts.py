@@ -21,6 +21,7 @@ from resilient.config.errors import Problem
 from resilient.config.schema import Config
 
 STOPPED_S = 1.0  # a process in state T is suspected
+WRITING_S = 10.0  # for ranks to finish a checkpoint of their script's own, before they are killed for the fault of another rank
 SILENCE_REPORT_S = 1.5  # agents report how long a worker has been silent at least so often
 PING_S = 1.0  # the driver says at least so often that it is there
 INSPECTION_S = 20.0  # from a suspicion until ranks are killed, with room: all are inspected, perhaps again while a link is down

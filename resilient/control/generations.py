@@ -10,14 +10,14 @@ Nobody waits for ever: what the shell has not answered long after its limit coun
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
 from checkpoint.tiers.cadence import mean_time_between_failures
 from resilient.attempts import Attempt
-from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S
+from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S, WRITING_S
 from resilient.control.attendance import Moment
 from resilient.control.hold import Hold
 from resilient.control.incidents import Incidents
@@ -286,26 +286,27 @@ class Generations:
         if resumed_step is not None and not run.of_script:
             self._snapshots.resumed(resumed_step, when.now, out)
 
-    def on_heartbeats(self, heartbeats: Sequence[Heartbeat], from_rank_0: bool, when: Moment, out: Outbox) -> None:
-        """What ranks of a node have come to.
-
-        Args:
-            from_rank_0: that node's: rank 0 says from where all go on, and its agent passes that on before its heartbeats.
-        """
+    def on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], when: Moment, out: Outbox) -> None:
+        """What ranks of a node have come to. Until rank 0 has said it, or finished a step, nobody knows from where all went on."""
         run = self.run
-        if run is None or not (run.announced or from_rank_0):
+        if run is not None and 0 in heartbeats and heartbeats[0].step > run.step:
+            self._announce_beaten(heartbeats[0], when, out)
+        if run is None or not run.announced:
             return
-        for heartbeat in heartbeats:
+        for heartbeat in heartbeats.values():
             if heartbeat.step <= run.step:
                 continue
-            first_step = heartbeat.step if heartbeat.first_step == NO_STEP else heartbeat.first_step
-            self.announce(max(0, first_step - 1), self._job.storage.durable.name, when, out)
             if run.step != NO_STEP:
                 run.step_s = (heartbeat.beat_t - run.beat_t) / (heartbeat.step - run.step)
             run.step, run.beat_t, run.observed = heartbeat.step, heartbeat.beat_t, heartbeat.observed
             self.last_step = max(run.step, run.metrics_step)
             self._roll_backs.step_finished()
             self._incidents.step_finished(run.step, run.beat_t, run.resumed_step or 0, self.generation, out)
+
+    def _announce_beaten(self, heartbeat: Heartbeat, when: Moment, out: Outbox) -> None:
+        """Rank 0 has finished a step. Where it has said nothing before, a script may yet be attached: no snapshot is forgotten."""
+        first_step = heartbeat.step if heartbeat.first_step == NO_STEP else heartbeat.first_step
+        self.announce(max(0, first_step - 1), SCRIPT if self._job.script else self._job.storage.durable.name, when, out)
 
     def script_saved(self, step: int) -> bool:
         """A script has written a checkpoint after this step by itself; whether that is news."""
@@ -377,9 +378,11 @@ class Generations:
                 self.stop_workers(node, out)
 
     def stop_workers(self, node: int, out: Outbox) -> None:
-        """End a node's workers; those that hang are asked for stacks and records before."""
+        """End a node's workers. Those that hang may say something before; else a script's own checkpoint is finished first."""
         if self._membership.nodes[node].joined:
-            out.send(node, Stop(generation=self.generation, incident=self._incidents.hung(self.generation)))
+            hung = self._incidents.hung(self.generation)
+            writing_s = WRITING_S if hung is None and self.hold is None else 0.0
+            out.send(node, Stop(generation=self.generation, incident=hung, writing_s=writing_s))
 
     def metrics_arrived(self, step: int) -> None:
         """There are metrics of this step of the generation that runs."""

@@ -30,7 +30,7 @@ class Workers:
             out.append(AcknowledgeRecords(node, len(message.records)))
         if running and message.heartbeats:
             heartbeats = message.heartbeats
-            self._core.generations.on_heartbeats(tuple(heartbeats.values()), 0 in heartbeats, when, out)
+            self._core.generations.on_heartbeats(heartbeats, when, out)
             self._watch(message, when, out)
             self._compare(message, when, out)
         for news in message.news:

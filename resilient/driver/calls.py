@@ -93,9 +93,9 @@ def _diagnose(call: Diagnose, run_dir: Path) -> str:
     code = Exit(call.exit_code)
     known = past.read(run_dir)
     last_job = entries.events(ledger.read(run_dir / ledger.EVENTS, known.began_at))
-    whole = [*known.durable, *([known.saved.step] if known.saved is not None else [])]
+    own = diagnosis.OwnCheckpoint(known.saved.step, known.saved.path, known.saved.t) if known.saved is not None else None
     agents = {str(path.relative_to(run_dir)) for path in (run_dir / DIRECTORY).glob("agent*.log")}
-    found = diagnosis.diagnose(last_job, durable=whole, code=code, message=call.message, agents=agents)
+    found = diagnosis.diagnose(last_job, durable=known.durable, own=own, code=code, message=call.message, agents=agents)
     text = diagnosis.page(found)
     if call.traceback:
         text += f"\n## The defect\n\n```\n{call.traceback}\n```\n"

@@ -42,11 +42,12 @@ SAID = (
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The newest checkpoint that a script has written by itself."""
+    """The newest checkpoint that a script has written by itself. Attributes: t: unix seconds; None: not kept."""
 
     path: str
     step: int
     rank: int
+    t: float | None = None
 
 
 class Past(msgspec.Struct):
@@ -128,7 +129,7 @@ class Past(msgspec.Struct):
             case "checkpoint_rejected":
                 self._reject(line)
             case "script_checkpoint":
-                self.saved = Saved(line["path"], line["step"], line["rank"])
+                self.saved = Saved(line["path"], line["step"], line["rank"], float(line["t"]))
             case "action" if line["name"] == "roll_back":
                 self._roll_back(line)
             case "action" if line["name"] == "skip_batch":

@@ -323,10 +323,12 @@ class Stop(Message, frozen=True):
 
     Attributes:
         incident: id of the fault of which hung workers are asked for their stacks and records before; None: they are not asked.
+        writing_s: for how long those that write a checkpoint of their script's own may go on with that.
     """
 
     generation: int
     incident: str | None = None
+    writing_s: float = 0.0
 
 
 class Propose(Message, frozen=True):

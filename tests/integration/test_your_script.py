@@ -61,6 +61,74 @@ def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_
     assert "300" not in run.output and "tp 1" not in run.output
 
 
+AT_ITS_OWN_ADDRESS = """
+import os, pathlib, sys
+import torch
+import torch.distributed as dist
+
+rank, world_size, once = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), pathlib.Path(sys.argv[1])
+os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+for number in range(3):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    dist.all_reduce(ranks := torch.ones(1))
+    if rank == 0:
+        print(f"group {number} of {ranks.item():.0f} ranks")
+    dist.destroy_process_group()
+    if number == 1 and rank == 1 and not once.exists():
+        once.touch()
+        os._exit(3)
+"""
+
+
+@pytest.mark.soak
+def test_a_script_with_an_address_of_its_own_trains_and_is_restarted(campaign: Callable[..., Campaign], tmp_path: Path):
+    script = tmp_path / "at_its_own_address.py"
+    script.write_text(AT_ITS_OWN_ADDRESS)
+    run = campaign(entrypoint=f"{script} {tmp_path / 'ended'}", cluster=ON_CPU)
+    assert run.run() == 0, run.output + run.logs()
+    assert told(run) == [("exit", [1])], run.output
+    assert run.printed(0) == "group 0 of 2 ranks\ngroup 1 of 2 ranks"
+    assert run.printed(0, generation=2).endswith("group 2 of 2 ranks")
+
+
+OVERWRITES = """
+import collections, os, pathlib, sys, time
+import torch
+
+events, checkpoint, rank = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(os.environ["RANK"])
+began = checkpoint.with_suffix(".began")
+
+class Slow:
+    def __reduce__(self):  # while it is written the other rank fails, and a rank that computes would be killed at once
+        began.touch()
+        while '"event": "action"' not in events.read_text():
+            time.sleep(0.01)
+        time.sleep(1.0)
+        return collections.OrderedDict, ()
+
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+done = 0 if first else torch.load(checkpoint)["step"]
+print(f"goes on from step {done}")
+optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+optimizer.step()
+if first and rank == 0:
+    torch.save({"step": 1, "weights": torch.zeros(1 << 16), "last": Slow()}, checkpoint)
+    time.sleep(600)
+while first and not began.exists():
+    time.sleep(0.01)
+os._exit(3 if first else 0)
+"""
+
+
+def test_a_checkpoint_that_is_overwritten_while_another_rank_fails_is_finished(campaign: Callable[..., Campaign], tmp_path: Path):
+    script = tmp_path / "overwrites.py"
+    script.write_text(OVERWRITES)
+    run = campaign(cluster=ON_CPU, entrypoint=f"{script} ${{run_dir}}/events.jsonl {tmp_path / 'own.pt'}")
+    assert run.run() == 0, run.output + run.logs()
+    assert told(run) == [("exit", [1])], run.output
+    assert run.printed(0, generation=2) == "goes on from step 1"
+
+
 BEGINS_LATE = """
 import pathlib, sys, time
 import torch

@@ -318,7 +318,9 @@ class JobMachine(RuleBasedStateMachine):
             case Report() as report:
                 agent.synced |= self.saving_t is not None and any(isinstance(each, Synced) for each in report.news)
                 current = report.generation == self.core.generation and self.core.state in (State.RUNNING, State.SETTLING)
-                known = report.generation in self.ledger.announced or 0 in report.heartbeats
+                known = report.generation in self.ledger.announced or (
+                    0 in report.heartbeats and report.heartbeats[0].step > NO_STEP
+                )
                 if current and known and any(beat.step > NO_STEP for beat in report.heartbeats.values()):
                     self.ledger.go_back_to = None
         self.core.check(node, message)

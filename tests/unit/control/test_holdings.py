@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from control_play import Play, about, candidates, flush, inventory, shard
+from control_play import Play, about, beat, candidates, flush, inventory, shard
 
 from checkpoint.protocol import DriverRequest, Flushed, Held, NoRoom, Replicate, Retain, StartJob, TierTrouble
 from resilient.control.coordinator import State
+from resilient.control.liveness import NO_STEP
 from resilient.exits import Exit
 from resilient.outbox import Finish, Outbox, RequestDaemon
 from resilient.protocol.messages import Propose, Shutdown, Start
@@ -29,6 +30,28 @@ def test_nothing_is_forgotten_from_a_fault_until_the_ranks_go_on(play):
     assert play.requests(Retain)
     effects = [*play.exit(1), *play.held(0, 7), *play.held(1, 7), *play.join(0), *play.join(1)]
     assert play.sent(Start, effects) and not play.requests(Retain, effects)
+    effects = play.resumed(6, "ram")
+    assert play.requests(Retain, effects)
+
+
+def test_beats_of_other_ranks_take_no_snapshots_from_a_script_that_is_attached_later():
+    play = Play(1, procs_per_node=2, script=True)
+    play.start()
+    play.held(0, 6)
+    effects = play.report(0, heartbeats={0: beat(NO_STEP), 1: beat(1, play.now)})
+    assert not play.requests(Retain, effects) and not play.events("generation_started")
+    effects = play.resumed(6, "ram")
+    assert play.requests(Retain, effects)
+    (started,) = play.events("generation_started")
+    assert (started["resumed_step"], started["tier"]) == (6, "ram")
+
+
+def test_beats_of_a_script_take_no_snapshots_from_its_attach():
+    """As of a warm-up, whose steps the script counts by itself."""
+    play = Play(script=True)
+    play.start()
+    effects = play.beat(0, 1)
+    assert not play.requests(Retain, effects) and play.events("generation_started")
     effects = play.resumed(6, "ram")
     assert play.requests(Retain, effects)
 

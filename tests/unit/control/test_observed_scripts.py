@@ -5,10 +5,10 @@ import pytest
 from control_play import Play, beat
 from watched_ranks import COLLECTIVE, LIMITS, LOADER, MAIN, judged, received, seen, silent, warm
 
-from resilient.config.timeouts import SILENCE_REPORT_S
+from resilient.config.timeouts import SILENCE_REPORT_S, WRITING_S
 from resilient.control.learning import FACTOR, NEEDED
 from resilient.control.liveness import LONGER, Watchdog
-from resilient.protocol.messages import Inspection, Record
+from resilient.protocol.messages import Inspection, Record, Stop
 from resilient.standing import Standing
 
 BACKWARD = MAIN + '  File "/x/torch/autograd/graph.py", line 829 in _engine_run_backward\n  File "/y/train.py", line 10 in main\n'
@@ -146,6 +146,18 @@ def test_a_checkpoint_that_many_ranks_write_is_told_once():
     for rank in (1, 0, 1):
         play.report(rank, records=(Record(rank, play.now, "script_checkpoint", {"step": 5, "path": "/out"}),))
     assert [event["rank"] for event in play.events("script_checkpoint")] == [1, 0]
+
+
+@pytest.mark.parametrize(("stopping", "writing_s"), [(False, WRITING_S), (True, 0.0)])
+def test_a_checkpoint_of_a_script_may_be_finished_after_a_fault_and_not_in_a_stop(stopping: bool, writing_s: float):
+    play = Play()
+    play.start()
+    play.resumed(0, "script")
+    play.beat(0, 5)
+    if stopping:
+        play.do("stop", "SIGTERM")
+    stops = play.sent(Stop, play.exit(1, step=5))
+    assert [each.message.writing_s for each in stops] == [writing_s] * 2
 
 
 def by_collectives(signs: int, apart_s: float = 1.0, ranks: int = 2) -> Watchdog:

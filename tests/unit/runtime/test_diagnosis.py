@@ -1,12 +1,13 @@
 """What a run died of, told from the lines of its ledger."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resilient.diagnosis import diagnose, page, place, short
+from resilient.diagnosis import OwnCheckpoint, diagnose, page, place, short
 from resilient.driver.calls import answered
 from resilient.exits import Exit
 from resilient.protocol.disk import Diagnose
@@ -90,10 +91,30 @@ def test_the_first_traceback_at_the_step_is_told_and_not_the_last_echo():
     assert found.who.startswith("rank 0")
 
 
-def test_a_checkpoint_that_a_script_has_written_by_itself_counts():
-    own = {"event": "script_checkpoint", "generation": 1, "step": 11, "rank": 0, "path": "ckpt.pt", "t": 6.0}
-    found = diagnose([*START, own, *lines({})[2:]], code=Exit.GAVE_UP, message="because of 1")
-    assert found.checkpoint == 11 and found.advice[-1] == "Then the same command goes on from step 11."
+OWN = {"event": "script_checkpoint", "generation": 1, "step": 11, "rank": 0, "path": "ckpt.pt", "t": 6.0}
+
+
+def test_a_checkpoint_that_a_script_has_written_by_itself_is_named_and_not_called_durable():
+    found = diagnose([START[0], OWN, *lines({"phase": "snapshot"})[2:]], code=Exit.GAVE_UP, message="because of 1")
+    assert found.checkpoint is None and found.own == OwnCheckpoint(11, "ckpt.pt", 6.0)
+    for told in (page(found), short(found)):
+        (row,) = (line for line in told.splitlines() if "checkpoint" in line and "ckpt.pt" in line)
+        assert "durable" not in told and "step 11" in row and "may be incomplete" in row
+        assert time.strftime("%m-%d %H:%M:%S", time.localtime(6.0)) in row
+    assert "step 11, if that checkpoint is whole" in found.advice[-1]
+
+
+def test_a_script_whose_steps_are_durable_too_has_both_named():
+    found = diagnose([*START, OWN, *lines({})[2:]], code=Exit.GAVE_UP, message="because of 1")
+    assert "step 10 is durable; the script itself wrote step 11" in page(found)
+    assert "step 11, if" in found.advice[-1]
+    found = diagnose([*START, {**OWN, "step": 9}, *lines({})[2:]], code=Exit.GAVE_UP, message="because of 1")
+    assert "from step 10" in found.advice[-1], "the newest"
+
+
+def test_a_checkpoint_that_a_script_wrote_in_an_earlier_job_is_named():
+    before = OwnCheckpoint(11, "ckpt.pt")
+    assert "step 11, to ckpt.pt" in page(diagnose(lines({})[2:], own=before, code=Exit.GAVE_UP, message="because of 1"))
 
 
 def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
