@@ -73,6 +73,17 @@ def test_nothing_is_written_below_the_mount_point_of_a_tier_that_is_unmounted_un
         assert daemon.wait_for(Held).shard.key.step == 2
 
 
+def test_a_tier_that_is_a_link_to_nothing_has_failed_until_something_is_there(base: Path) -> None:
+    (base / "link").symlink_to(base / "away")
+    with LoneDaemon(base) as daemon:
+        daemon.nvme = base / "link" / "cache"
+        copy(daemon, started(daemon), 1)
+        why = f"it is a symbolic link to {base}/away, which is not there; is its file system mounted?: {base}/link"
+        assert daemon.wait_for(TierTrouble).detail == why
+        (base / "away").mkdir()
+        assert daemon.wait_for(Held).shard.tier == "nvme"
+
+
 def test_no_buffers_are_made_below_the_mount_point_of_a_place_that_is_unmounted(base: Path) -> None:
     with mounted(base / "disk") as disk, LoneDaemon(base) as daemon:
         daemon.places = [disk / "ram"]
