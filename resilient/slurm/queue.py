@@ -22,6 +22,9 @@ FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider t
 # States in which a job still holds its nodes and may use them.
 ALIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+ENDED = frozenset(
+    {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "REVOKED"}
+)  # as squeue calls jobs that are over
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
 BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
 UNCONFIGURED = "Could not establish a configuration source"
