@@ -44,7 +44,7 @@ def make_private(path: Path, *, trusted: Path | None = None) -> None:
     Args:
         trusted: a directory above it whose owner, mode and parents are the user's own choice: a durable tier, a run directory.
 
-    Raises UnsafeDirectory naming the directory that is not, and OSError.
+    Raises UnsafeDirectory naming the directory that is not, and OSError. What a symbolic link leads to is not made.
     """
     os.close(open_private(path, trusted=trusted))
 
@@ -174,7 +174,7 @@ def _step(fd: int, at: Path, *, last: bool, make: bool, follow: bool) -> int | P
     if stat.S_ISLNK(found.st_mode):
         if last or not follow or found.st_uid not in (0, os.geteuid()):
             raise UnsafeDirectory(at, f"it is a symbolic link of {user_name(found.st_uid)}, and no directory; {_DO}")
-        return at.parent / os.readlink(at.name, dir_fd=fd)
+        return _led_to(fd, at)
     below = os.open(at.name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
     try:
         _check(at, os.fstat(below), last=last)
@@ -182,6 +182,17 @@ def _step(fd: int, at: Path, *, last: bool, make: bool, follow: bool) -> int | P
         os.close(below)
         raise
     return below
+
+
+def _led_to(fd: int, at: Path) -> Path:
+    """Where a link below `fd` leads. Raises FileNotFoundError where nothing is: it is not made, for its file system may be away."""
+    target = os.readlink(at.name, dir_fd=fd)
+    try:
+        os.stat(at.name, dir_fd=fd)
+    except FileNotFoundError:
+        why = f"it is a symbolic link to {target}, which is not there; is its file system mounted?"
+        raise FileNotFoundError(errno.ENOENT, why, str(at)) from None
+    return at.parent / target
 
 
 _DO = "remove it, or configure another place"

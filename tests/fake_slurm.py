@@ -1,6 +1,7 @@
 """sbatch, squeue, scancel and scontrol in one program, with a queue in a file: the texts are those of Slurm 22.05.
 
-`STATE/queue.json` holds the jobs, `STATE/reservations` the lines on reservations; as long as `STATE/deaf` names a number above
+`STATE/queue.json` holds the jobs, `STATE/reservations` the lines on reservations, `STATE/preemption` the PreemptType, and the
+PreemptMode of the cluster, of its partitions and of its QOS; as long as `STATE/deaf` names a number above
 nought, calls fail with the words in `STATE/complaint` and count it down; where `STATE/lossy` exists, sbatch submits, removes it,
 and fails all the same; where `STATE/few` exists, no job is to be had that excludes a node.
 """
@@ -78,8 +79,18 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
         case "scontrol" if "reservation" in arguments:
             told = STATE / "reservations"
             print(told.read_text() if told.exists() else "No reservations in the system")
+        case "scontrol" if "partition" in arguments:
+            print(f"PartitionName={arguments[-1]} GraceTime=30 PreemptMode={preemption()[2]} State=UP")
+        case "sacctmgr":
+            print(preemption()[3])
         case "scontrol":
+            print(f"PreemptMode             = {preemption()[1]}\nPreemptType             = {preemption()[0]}")
             print("KillOnBadExit           = 0\nKillWait                = 42 sec")
+
+
+def preemption() -> list[str]:
+    told = STATE / "preemption"
+    return told.read_text().split() if told.exists() else ["preempt/none", "REQUEUE", "REQUEUE", "cluster"]
 
 
 def save(queue: list[dict[str, Any]]) -> None:

@@ -19,11 +19,13 @@ from typing import TypeVar
 from checkpoint import safe_dir
 from checkpoint.daemon import shards
 from checkpoint.daemon.jobs import Jobs
+from checkpoint.daemon.mounts import Mounts
 from checkpoint.daemon.outlet import Outlet
 from checkpoint.daemon.server import Server
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
 from checkpoint.framing import LINE_LIMIT_BYTES, Decoder, NotAMessage
+from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.naming import step_path
 from checkpoint.protocol import (
     BeginSession,
@@ -70,8 +72,10 @@ class Daemon:
         self._directory = Path(settings.directory)
         safe_dir.make_private(self._directory)
         self._outlet = outlet
-        self._snapshots = Snapshots(settings, outlet.report)
-        self._jobs = Jobs(settings, self._snapshots, outlet.report)
+        written = [*settings.places, *(tier.path for tier in settings.tiers if not tier.durable)]
+        mounts = Mounts(self._directory, settings.keys[DAEMON_DAEMON], map(Path, written))
+        self._snapshots = Snapshots(settings, mounts, outlet.report)
+        self._jobs = Jobs(settings, mounts, self._snapshots, outlet.report)
         self._forgetting = Tasks()
         self._threads: defaultdict[Path, ThreadPoolExecutor] = defaultdict(lambda: ThreadPoolExecutor(1, thread_name_prefix="tier"))
         self._swept = False

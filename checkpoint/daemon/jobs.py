@@ -18,6 +18,7 @@ from checkpoint import manifest, safe_dir
 from checkpoint.daemon import transfers
 from checkpoint.daemon.buffer_files import BufferSource
 from checkpoint.daemon.buffers import Buffer, Use
+from checkpoint.daemon.mounts import Mounts
 from checkpoint.daemon.shards import Lookup, Root, Superseded, node_shard
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
@@ -139,6 +140,7 @@ class Jobs:
     """The jobs of this node.
 
     Args:
+        mounts: of the tiers; where one is gone, nothing is written.
         snapshots: whose buffers jobs read.
         report: takes news.
 
@@ -147,8 +149,10 @@ class Jobs:
     for `HANG_S`. One that is leased is not read at all: a worker may have begun to overwrite it without having reported it.
     """
 
-    def __init__(self, settings: DaemonSettings, snapshots: Snapshots, report: Callable[[DaemonNews], None]) -> None:
-        self._node = settings.node
+    def __init__(
+        self, settings: DaemonSettings, mounts: Mounts, snapshots: Snapshots, report: Callable[[DaemonNews], None]
+    ) -> None:
+        self._node, self._mounts = settings.node, mounts
         self._key = settings.keys[DAEMON_DAEMON]
         self._snapshots = snapshots
         self._report = report
@@ -317,11 +321,16 @@ class Jobs:
         return await asyncio.get_running_loop().run_in_executor(tier.pool, told)
 
     def _hold(self, tier: Tier, job: TierJob) -> tuple[ShardManifest, Path]:
+        self._mounts.check(job.root)
         safe_dir.make_private(job.root, trusted=self._snapshots.trusted(job.root))
         transfer = Copy(tier.pace, job.cancelled, job.progress)
-        if isinstance(job.request, Replicate):
-            return transfers.replicate(job.request, self._key, job.root, transfer)
-        return transfers.copy(job.request, job.lookup, job.root, transfer)
+        try:
+            if isinstance(job.request, Replicate):
+                return transfers.replicate(job.request, self._key, job.root, transfer)
+            return transfers.copy(job.request, job.lookup, job.root, transfer)
+        except FileNotFoundError:
+            self._mounts.check(job.root)  # which says more than the name of a file
+            raise
 
     async def _flush(self, tier: Tier, job: TierJob, request: StartJob, began: float) -> DaemonNews:
         def work() -> FlushedShard:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from checkpoint import safe_dir
 from checkpoint.daemon.buffers import Buffers
+from checkpoint.daemon.mounts import Mounts
 from checkpoint.daemon.session import Session
 from checkpoint.daemon.shards import node_shard
 from checkpoint.daemon.tasks import Tasks
@@ -54,6 +55,7 @@ class Snapshots:
     """The snapshots that the workers of this node take.
 
     Args:
+        mounts: of the places of buffers; where one is gone, no buffers are made.
         report: takes news.
 
     Invariants: at most one buffer is leased. While workers may use a lease it is not taken back; it ends when all ranks are done
@@ -61,7 +63,8 @@ class Snapshots:
     prepared for the workers before is never leased to others.
     """
 
-    def __init__(self, settings: DaemonSettings, report: Callable[[DaemonNews], None]) -> None:
+    def __init__(self, settings: DaemonSettings, mounts: Mounts, report: Callable[[DaemonNews], None]) -> None:
+        self._mounts = mounts
         self.memory = settings.memory
         self._directory = Path(settings.directory)
         self._places = [Path(place) for place in settings.places]
@@ -94,6 +97,7 @@ class Snapshots:
         chosen = next((place for place in there if safe_dir.is_safe(place, trusted=self.trusted(place))), None)
         for place in [chosen] if chosen else self._places:
             try:
+                self._mounts.check(place)
                 return Buffers(place, self._count, trusted=self.trusted(place))
             except OSError as error:
                 log.warning("no buffers in %s: %s", place, error.strerror or error)
@@ -222,12 +226,17 @@ class Snapshots:
 
     async def _make_buffers(self, session: Session, digest: str, place: Path, plan: Blueprint) -> None:
         """Make all buffers that are free, then lease one; less where something else was announced meanwhile. Raises OSError."""
-        await asyncio.to_thread(safe_dir.make_private, place, trusted=self.trusted(place))
+        await asyncio.to_thread(self._make_place, place)
         if session is self._session and place != self.buffers.root:
             self.buffers = Buffers(place, self._count, trusted=self.trusted(place))
         while self._is_wanted(session, digest) and await self.buffers.make_one(plan):
             pass
         self._use(session, digest, plan)
+
+    def _make_place(self, place: Path) -> None:
+        """Raises OSError."""
+        self._mounts.check(place)
+        safe_dir.make_private(place, trusted=self.trusted(place))
 
     async def _make_others(self, session: Session, digest: str, plan: Blueprint) -> None:
         """Make buffers while some hold what is needed: where these are, or where that has no room, in a slower place."""
@@ -255,7 +264,7 @@ class Snapshots:
 
     async def _move(self, session: Session, digest: str, place: Path, plan: Blueprint) -> None:
         """Make all buffers in another place, and then leave those that there are. Raises OSError."""
-        await asyncio.to_thread(safe_dir.make_private, place, trusted=self.trusted(place))
+        await asyncio.to_thread(self._make_place, place)
         others = Buffers(place, self._count, trusted=self.trusted(place))
         try:
             while self._is_wanted(session, digest) and await others.make_one(plan):

@@ -18,7 +18,7 @@ from checkpoint.framing import NotAMessage
 from resilient.control import fitness, generations
 from resilient.control.attendance import Attendance, Moment
 from resilient.control.core import core_of
-from resilient.control.evidence import SILENT_S, Evidence, proof
+from resilient.control.evidence import DEPARTED, SILENT_S, Evidence, proof
 from resilient.control.job import JobSpec
 from resilient.control.membership import LAUNCH_ATTEMPTS, STUCK_S
 from resilient.control.response import Response
@@ -124,6 +124,23 @@ class Coordinator:
         when = self._attendance.note(now)
         if not self.finished:
             self._core.evacuation.want(nodes, resumed, when, out)
+
+    def departed(self, nodes: Sequence[int], now: float, out: Outbox) -> None:
+        """The scheduler has taken these nodes out of the job: the run goes on without them."""
+        when = self._attendance.note(now)
+        for node in nodes:
+            self._depart(node, when, out)
+        self._gather(when, out)
+        self._give_up_if_hopeless(when, out)
+
+    def _depart(self, node: int, when: Moment, out: Outbox) -> None:
+        if self.finished or self.membership.has_departed(node):
+            return
+        if self.membership.nodes[node].joined:
+            self._lost(node, DEPARTED, when, out)
+        self.membership.depart(node, DEPARTED, when.attended_s)
+        reason = f"node {node} has left the job: it is not waited for, and no agent is started there any more"
+        self.incidents.follow_up("departed", reason, when.now, self.generation, out)
 
     def run_out(self, kind: Literal["preempted", "time_limit"], detail: str, now: float, out: Outbox, *, until_t: float) -> None:
         """The job's time is nearly over, or its nodes are wanted back: drain until then; a drain that is under way hurries."""
@@ -348,6 +365,9 @@ class Coordinator:
         for each in found:
             if self.finished:
                 return
+            if each.departed:
+                self._depart(each.node, when, out)
+                continue
             joined = self.membership.nodes[each.node].joined
             silent_s = self._core.presence.silent_s(each.node, when.attended_s) if joined else math.inf
             if (why := proof(each, silent_s)) is None:

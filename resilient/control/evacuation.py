@@ -60,7 +60,7 @@ class Evacuation:
             self._ill.pop(node, None)
         for node in sorted(before.keys() - self._causes().keys()):
             self._waiting.discard(node)
-            if self._membership.is_left(node):
+            if self._membership.is_left(node) and not self._membership.has_departed(node):
                 self._membership.take_back(node, when.attended_s)
                 self._follow_up("resume", f"node {node} is to be taken in again", when, out)
 
@@ -88,7 +88,8 @@ class Evacuation:
         leaving = self._able()
         for node in [node for node in leaving if not self._membership.is_member(node)]:
             leaving.remove(node)
-            self._leave(node, "release", f"node {node}, which stood by, is left: {self._causes()[node]}", when, out)
+            was = "stood by" if self._membership.nodes[node].joined else "is gone"
+            self._leave(node, "release", f"node {node}, which {was}, is left: {self._causes()[node]}", when, out)
         if stuck := sorted(self._left_to_do() - set(leaving) - self._waiting):
             self._waiting.update(stuck)
             whys = "; ".join(sorted({self._causes()[node] for node in stuck}))

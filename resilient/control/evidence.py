@@ -25,6 +25,8 @@ AT_ONCE = 64  # nodes of one question
 DOWN = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 """States of Slurm in which nothing runs on a node any more. NOT_RESPONDING is none: a link may be down."""
 
+DEPARTED = "Slurm has taken it out of the job"
+
 Door = Literal["open", "refused", "unreachable", "unknown"]
 
 
@@ -35,11 +37,13 @@ class Evidence:
     Attributes:
         states: the scheduler's words for it, as DOWN, DRAIN, NOT_RESPONDING; empty where it has not said.
         door: what became of a connection to its snapshot daemon.
+        departed: the scheduler has taken it out of the job.
     """
 
     node: int
     states: frozenset[str] = frozenset()
     door: Door = "unknown"
+    departed: bool = False
 
 
 def proof(evidence: Evidence, silent_s: float) -> str | None:

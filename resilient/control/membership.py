@@ -106,6 +106,7 @@ class Membership:
         self._held_for: dict[int, float] = {}  # without these no generation begins before then
         self._stuck_s: dict[int, float] = {}  # when nodes that have come count as lost, for they were never ready
         self._left: set[int] = set()  # on request; no agent is started there
+        self._departed: set[int] = set()  # of those, the ones that are not of the job any more
         self._devices: dict[int, tuple[int, ...]] = {}  # of members that do not compute on all
 
     def begin(self, now_s: float) -> None:
@@ -202,6 +203,17 @@ class Membership:
         if self.nodes[index].joined:
             self.refused(index, why)
             self.nodes[index].until_s = now_s + READY_S  # it has told what it holds by then
+
+    def depart(self, index: int, why: str, now_s: float) -> None:
+        """A node without an agent is no node of the job any more: it is not waited for, nor taken back."""
+        self._departed.add(index)
+        self.leave(index, why, now_s)
+        node = self.nodes[index]
+        node.gone, node.why, node.until_s, node.back_s = True, why, now_s, now_s
+
+    def has_departed(self, index: int) -> bool:
+        """Whether a node has left the job."""
+        return index in self._departed
 
     def take_back(self, index: int, now_s: float) -> None:
         """A node that was left takes part again, with a new agent."""
@@ -394,7 +406,10 @@ class Membership:
         least = -(-self._rules.worlds[0] // self._rules.procs)
         reasons = [self.nodes[index].why for index in sorted(self._unfit)]
         reasons += [
-            f"the agent of node {index} does not start ({self.nodes[index].why or 'nothing is heard of it'})" for index in late[:8]
+            f"node {index} has left the job"
+            if index in self._departed
+            else f"the agent of node {index} does not start ({self.nodes[index].why or 'nothing is heard of it'})"
+            for index in late[:8]
         ]
         reasons += [f"nor do those of {len(late) - 8} more"] if len(late) > 8 else []
         what = f"a generation takes {least} node{'s' * (least > 1)}, and there {'is' if left == 1 else 'are'} {left}"

@@ -76,7 +76,7 @@ async def _see_to_successor(call: SeeToSuccessor, run_dir: Path) -> str:
     succession = Succession(run_dir, call.name)
     match call.duty:
         case "ensure":
-            return await succession.ensure(call.job_id, call.max_jobs)
+            return await succession.ensure(call.job_id, call.max_jobs, call.patience_s)
         case "avoid_bad_nodes":
             await succession.avoid_bad_nodes()
         case "ended":

@@ -35,12 +35,11 @@ from resilient.past.record import Reader
 from resilient.protocol.disk import DiskSettings, ScalarSettings
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.chain import standing
-from resilient.slurm.succession import Succession
+from resilient.slurm.succession import LAST_S, Succession
 
 log = logging.getLogger(__name__)
 
 TAKE_IN_S = 60.0  # for what an earlier driver has spilled
-CHAIN_S = 60.0  # for Slurm to take the next job, where this one cannot begin
 
 
 def run_campaign(
@@ -145,10 +144,10 @@ def _followed_where_unusable(config: Config, committed: int | None, allocation: 
 async def _followed(succession: Succession, job_id: str, max_jobs: int, code: Exit) -> None:
     """See to it that a job of a chain which ends at once is followed by another one."""
     try:
-        await asyncio.wait_for(succession.ensure(job_id, max_jobs), CHAIN_S)
+        await succession.ensure(job_id, max_jobs, LAST_S)
         await succession.ended(job_id, code)
-    except TimeoutError:
-        log.warning("Slurm does not answer: perhaps no job of the chain follows this one")
+    except (EnvironmentUnusable, OSError) as error:
+        log.warning("no job of the chain follows this one, for Slurm has not taken any: %s", error)
 
 
 def end_chain_at_target(config: Config, allocation: Allocation, step: int) -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
+from checkpoint import descriptors
 from resilient import throughput
 from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
@@ -77,8 +79,7 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         raise attribute(ConfigError(problems), config, given)
     if allocation is None:
         shares_of_gpus(loaded, layout)  # too few are refused before anything starts
-        if (too_few := machine.too_few_processes(machine.limits_of(), layout.world_size)) is not None:
-            raise EnvironmentUnusable(too_few)
+        _must_be_allowed(layout.world_size)
     shrunk = allocation is not None and allocation.gone
     try:
         resumption = known.resume(loaded, None if shrunk else layout, told.accept, versions_here(loaded, allocation is not None))
@@ -140,6 +141,15 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     if again is not None:
         asyncio.run(ask_for(again))
     return code
+
+
+def _must_be_allowed(ranks: int) -> None:
+    """So many ranks, all on this machine, may have the processes and files that they need. Raises EnvironmentUnusable."""
+    descriptors.raise_limit()  # what this process may have, all that it starts may have
+    limits = machine.limits_of()
+    too_few = [machine.too_few_files(limits, ranks), machine.too_few_processes(limits, ranks)]
+    if found := [each for each in too_few if each is not None]:
+        raise EnvironmentUnusable(f"{socket.gethostname()}: {'; '.join(found)}")
 
 
 def _must_not_be_moved(config: Path, run_dir: Path, given: Sequence[str]) -> None:

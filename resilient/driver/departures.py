@@ -1,4 +1,5 @@
-"""Nodes that are about to go: those that a person wants to be left, those that Slurm drains, and those that a maintenance takes.
+"""Nodes that are about to go: those that a person wants to be left, those that Slurm drains, and those that a maintenance takes;
+and those that Slurm has taken out of the job.
 
 What the agents tell of their GPUs takes no part in this: it goes to the core by itself.
 """
@@ -12,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from resilient.control import Coordinator
+from resilient.driver.inquiries import departed
 from resilient.driver.stops import Stops
 from resilient.evacuate import FILE, MALFORMED, Request, requested
 from resilient.node_names import meant
@@ -57,6 +59,7 @@ class Departures:
         self._request = Request(token)
         self._resumed: Mapping[str, float] = {}  # of which the core was told
         self._drained: frozenset[int] = frozenset()
+        self._departed: frozenset[int] = frozenset()  # of which the core was told
         self._together = False
         self._ahead: Sequence[Ahead] = ()
         self._unknown: set[str] = set()
@@ -69,7 +72,12 @@ class Departures:
         while True:
             if self._allocation is not None and time.monotonic() - asked_t >= ASK_S:
                 asked_t = time.monotonic()
-                await asyncio.gather(self._ask(self._allocation), self._ask_of_maintenance(self._allocation))
+                _, _, gone = await asyncio.gather(
+                    self._ask(self._allocation), self._ask_of_maintenance(self._allocation), departed(self._allocation)
+                )
+                if fresh := gone - self._departed:
+                    self._departed |= fresh
+                    self._turn(self._coordinator.departed, sorted(fresh))
             request = self._request
             nodes = self._leaving(request, time.time())
             resumed = self._named([name for name, t in request.resumed.items() if self._resumed.get(name) != t])

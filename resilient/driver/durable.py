@@ -27,6 +27,8 @@ from resilient.protocol.disk import (
 )
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.blame import nodes_at_fault
+from resilient.slurm.chain import GOES_ON
+from resilient.slurm.succession import LAST_S
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class Durable:
     _faults: list[Mapping[str, Any]] = field(default_factory=list)  # as the ledger has them
     _judged: bool = True  # the last one: whether a node is at fault
     _packing: bool = False
+    _followed: bool = False  # the next job is there, or none is wanted
 
     async def raise_fence(self, effect: RaiseFence) -> str | None:
         """Close the durable tier to older generations; why that was not done."""
@@ -134,14 +137,25 @@ class Durable:
         while (answer := await self._successor("ensure", FOR_EVER_S)).error is not None:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
+        self._followed = True
         if answer.text:
             self.note(f"no job will follow this one: {answer.text}")
 
     async def ended(self, code: Exit) -> None:
-        """The job ends; what is not needed behind it goes."""
+        """The job ends; what is not needed behind it goes. A next job that is not there is asked for a while longer."""
+        if code in GOES_ON and not self._followed:
+            await self._last_chance()
         await self._successor("ended", SUCCESSOR_S, code)
 
-    async def _successor(self, duty: Any, timeout_s: float, code: Exit = Exit.OK) -> Answer:
+    async def _last_chance(self) -> None:
+        answer = await self._successor("ensure", SUCCESSOR_S + MARGIN_S, patience_s=0.0)
+        if answer.error is not None:
+            self.note(f"the next job is not in the queue yet: it is asked for up to {LAST_S:.0f} s more ({answer.error})")
+            answer = await self._successor("ensure", LAST_S + 2 * SUCCESSOR_S, patience_s=LAST_S)
+        if answer.error is not None:
+            self.note(f"no job follows this one, for Slurm has not taken any: {answer.error}; `resilient submit` goes on from here")
+
+    async def _successor(self, duty: Any, timeout_s: float, code: Exit = Exit.OK, *, patience_s: float | None = None) -> Answer:
         if self.chain is None or self.allocation is None:
             return Answer(call=0)
         chain, allocation = self.chain, self.allocation
@@ -152,6 +166,7 @@ class Durable:
                 name=chain,
                 job_id=allocation.job_id,
                 max_jobs=self.config.slurm.max_jobs,
+                patience_s=patience_s,
                 exit_code=int(code),
             ),
             timeout_s,

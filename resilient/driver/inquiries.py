@@ -22,9 +22,26 @@ DOOR_S = 0.25  # a host that lives answers in milliseconds; no answer proves not
 async def inquire(about: InquireAbout, allocation: Allocation | None) -> list[Evidence]:
     """What is known of each of the nodes."""
     hosts = {node: allocation.hosts[node] for node in about.nodes} if allocation is not None else {}
-    states, doors = await asyncio.gather(_states(hosts), asyncio.gather(*map(_door, about.daemons)))
+    states, gone, doors = await asyncio.gather(
+        _states(hosts), departed(allocation, timeout_s=SLURM_S), asyncio.gather(*map(_door, about.daemons))
+    )
     nothing: frozenset[str] = frozenset()
-    return [Evidence(node, states.get(hosts.get(node, ""), nothing), door) for node, door in zip(about.nodes, doors, strict=True)]
+    return [
+        Evidence(node, states.get(hosts.get(node, ""), nothing), door, departed=node in gone)
+        for node, door in zip(about.nodes, doors, strict=True)
+    ]
+
+
+async def departed(allocation: Allocation | None, *, timeout_s: float = queue.ASK_S) -> frozenset[int]:
+    """The nodes that Slurm has taken out of the job; none where it does not say, or the job is over."""
+    if allocation is None:
+        return frozenset()
+    try:
+        left = await queue.nodes(allocation.job_id, timeout_s=timeout_s)
+    except SlurmSilent as error:
+        log.info("which nodes the job has: %s", error)
+        return frozenset()
+    return frozenset(node for node, host in enumerate(allocation.hosts) if host not in left) if left else frozenset()
 
 
 async def _states(hosts: Mapping[int, str]) -> Mapping[str, frozenset[str]]:

@@ -16,14 +16,15 @@ from resilient.config import Config
 from resilient.control import Coordinator
 from resilient.slurm import queue
 from resilient.slurm.allocation import Allocation
-from resilient.slurm.deadline import KILL_WAIT_S, Known, Stop, due, lead_s, needed_s, signalled
-from resilient.slurm.queue import ALIVE, QueuedJob, SlurmSilent
+from resilient.slurm.deadline import KILL_WAIT_S, Known, Stop, called_over, due, lead_s, needed_s, signalled
+from resilient.slurm.queue import ALIVE, ENDED, QueuedJob, SlurmSilent
 
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 60.0  # limits may be changed while a job runs
 ASK_AGAIN_S = 5.0  # until Slurm has answered for the first time, and before a stop that follows from an older answer
 POLL_S = 0.5
+CALLED_OVER = 2  # answers in a row, after which Slurm is believed that a job is over whose processes run
 SIGNAL_PATIENCE_S = 3.0  # for Slurm's answer when a signal has come or the end is near, before the worst is assumed
 
 
@@ -73,6 +74,7 @@ class Stops:
         self._kill_wait_s: float | None = None
         self._wanted: tuple[float, str] | None = None
         self._answered = False
+        self._ends: list[str] = []  # states of a job that is over, as Slurm has told them last; empty: it does not know the job
 
     @property
     def answered(self) -> bool:
@@ -94,7 +96,10 @@ class Stops:
         while True:
             if time.monotonic() - asked_t >= (ASK_EVERY_S if heard else ASK_AGAIN_S):
                 asked_t = time.monotonic()
-                heard = await self._ask(queue.ASK_S) is not None
+                heard = await self._ask(queue.ASK_S) is not None and not self._ends
+            if len(self._ends) >= CALLED_OVER and not self._coordinator.draining:
+                kill_wait_s = KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
+                self._carry_out(called_over(self._ends[-1], kill_wait_s, time.time()), time.time())
             stop = self._due()
             if stop is not None and not self._coordinator.draining and time.monotonic() - asked_t >= ASK_AGAIN_S:
                 asked_t = time.monotonic()  # the limit may have been extended since, or the job was suspended for a while
@@ -128,6 +133,10 @@ class Stops:
         except SlurmSilent as error:
             log.warning("the end of the job's time: %s", error)
             return None
+        if (job is None and self._answered) or (job is not None and job.state in ENDED):
+            self._ends.append(job.state if job is not None else "")
+        else:
+            self._ends.clear()
         if job is not None and job.state in ALIVE and not job.preempted:
             self._end_t, self._answered = job.end_t, True
         return job
@@ -158,7 +167,8 @@ class Stops:
         estimate_s = self._coordinator.drain_estimate_s()
         until_t = now + (self._asked_drain_s or max(self._drain_s, 2 * estimate_s if estimate_s is not None else 0.0))
         until_t = until_t if stop.until_t is None else min(until_t, stop.until_t)
-        self._note(f"{stop.name}: stopping at the next step, within {max(0.0, until_t - now):.0f} s")
+        why = f"{stop.name}: {stop.detail}" if stop.detail else stop.name
+        self._note(f"{why}: stopping at the next step, within {max(0.0, until_t - now):.0f} s")
         self._turn(self._coordinator.stop, stop.name, at=now + ahead_s, until_t=until_t + ahead_s)
 
 

@@ -129,6 +129,15 @@ def too_few_processes(limits: Limits, ranks: int, *, running: bool = False) -> s
     return _processes_left(limits, ranks, fewest) if limits.processes is not None and limits.processes < fewest else None
 
 
+def too_few_files(limits: Limits, world: int) -> str | None:
+    """Why so many ranks, of all nodes, cannot have all the files and connections open that they need; None where they can."""
+    files = LEAST_FILES + FILES_PER_RANK * world
+    if limits.files is None or limits.files >= files:
+        return None
+    ranks = f"{world} rank{'s need' if world > 1 else ' needs'}"
+    return f"a process may have {limits.files:,} files open, and {ranks} {files:,}; raise it (ulimit -n, LimitNOFILE)"
+
+
 def _processes_left(limits: Limits, ranks: int, wanted: int) -> str:
     text = (
         f"{limits.processes:,} more processes and threads may run, and {ranks} ranks want {wanted:,}; raise {limits.processes_by}"
@@ -147,11 +156,8 @@ def judge_limits(limits: Limits, *, ranks: int, world: int, rdma: bool, running:
     """
     files = LEAST_FILES + FILES_PER_RANK * world
     measured = {"allowed": limits.files if limits.files is not None else "unlimited", "needed": files}
-    if limits.files is not None and limits.files < files:
-        text = (
-            f"a process may have {limits.files:,} files open, and {world} ranks need {files:,}; raise it (ulimit -n, LimitNOFILE)"
-        )
-        found = [Finding("open files", "fail", text, measured)]
+    if (too_few := too_few_files(limits, world)) is not None:
+        found = [Finding("open files", "fail", too_few, measured)]
     else:
         found = [Finding("open files", "ok", "enough may be open", measured)]
     processes = LEAST_PROCESSES + PROCESSES_PER_RANK * ranks

@@ -99,13 +99,19 @@ class RememberBadNodes(Message, frozen=True):
 
 
 class SeeToSuccessor(Message, frozen=True):
-    """A duty to the chain that the job belongs to; see `slurm.succession.Succession`. Attributes: name: of the chain's jobs."""
+    """A duty to the chain that the job belongs to; see `slurm.succession.Succession`.
+
+    Attributes:
+        name: of the chain's jobs.
+        patience_s: of `ensure`.
+    """
 
     call: int
     duty: Literal["ensure", "avoid_bad_nodes", "ended"]
     name: str
     job_id: str
     max_jobs: int = 0
+    patience_s: float | None = None
     exit_code: int = 0
 
 

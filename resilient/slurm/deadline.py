@@ -13,6 +13,7 @@ END_S = 5.0  # between the end of a drain and that of the job: agents, steps and
 MARGIN_S = 5.0  # of a drain, for what is neither a step nor a copy nor a flush
 EARLY_S = 90.0  # how much earlier than asked Slurm may send the signal ahead of the limit
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, where the site does not say
+JOB_OVER = "slurm_job_over"  # a stop, because Slurm says so of the job of this process
 LEAD_SHARE = 0.25  # a lead that was not asked for takes no more of a job's time
 
 
@@ -106,6 +107,16 @@ def signalled(name: str, known: Known, now: float) -> Stop | None:
     if job is None or job.state not in ALIVE:  # cancelled, or nobody says that it is not
         return Stop(name, None, _ahead_of(killed_t, now))
     return limit or Stop(name, None, _end(end_t))
+
+
+def called_over(state: str, kill_wait_s: float, now: float) -> Stop:
+    """What it comes to that Slurm calls the job over in which this process runs: nobody grants it any time.
+
+    Args:
+        state: of the job, in Slurm's words; empty where Slurm does not know it any more.
+    """
+    how = f"calls this job over ({state})" if state else "does not know this job any more"
+    return Stop(JOB_OVER, None, _ahead_of(now + kill_wait_s, now), f"Slurm {how}, and its processes still run")
 
 
 def _ahead_of(killed_t: float, now: float) -> float:

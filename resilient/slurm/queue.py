@@ -22,6 +22,9 @@ FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider t
 # States in which a job still holds its nodes and may use them.
 ALIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+ENDED = frozenset(
+    {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "REVOKED"}
+)  # as squeue calls jobs that are over
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
 BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
 UNCONFIGURED = "Could not establish a configuration source"
@@ -80,6 +83,7 @@ class AllottedJob:
         batch_host: where its batch script was started.
         requeue: it may be put back into the queue.
         restarts: how often it was.
+        partition, qos: that it runs in; empty where that is not said.
     """
 
     state: str
@@ -87,6 +91,8 @@ class AllottedJob:
     batch_host: str
     requeue: bool
     restarts: int = 0
+    partition: str = ""
+    qos: str = ""
 
     @property
     def runs(self) -> bool:
@@ -113,7 +119,8 @@ def parse_allotted(text: str) -> AllottedJob | None:
         return None
     restarts = found.get("Restarts", "0")
     again = int(restarts) if re.fullmatch(r"\d{1,9}", restarts, re.ASCII) else 0
-    return AllottedJob(found["JobState"], hosts, found["BatchHost"], found.get("Requeue") == "1", again)
+    whose = {"partition": found.get("Partition", ""), "qos": found.get("QOS", "")}
+    return AllottedJob(found["JobState"], hosts, found["BatchHost"], found.get("Requeue") == "1", again, **whose)
 
 
 def parse_queue(text: str) -> list[QueuedJob]:
@@ -150,6 +157,12 @@ def parse_kill_wait(text: str) -> float | None:
     """Seconds from SIGTERM to SIGKILL, of the answer of `scontrol show config`."""
     found = re.search(r"^KillWait\s*=\s*(\d{1,9})\b", text, re.MULTILINE)
     return float(found[1]) if found else None
+
+
+def _setting(config: str, name: str) -> str:
+    """The value of a name in the answer of `scontrol show config`; empty where it has none."""
+    found = re.search(rf"^{name}[ \t]*=[ \t]*(\S+)", config, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def environment(environ: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
@@ -245,6 +258,19 @@ async def reservations() -> str:
 async def kill_wait() -> float | None:
     """The site's KillWait, seconds. Raises SlurmSilent."""
     return parse_kill_wait(await _call(["scontrol", "show", "config"]))
+
+
+async def preempt_mode(job: AllottedJob, *, timeout_s: float = ASK_S) -> str:
+    """What Slurm does with a job that it preempts, as {"REQUEUE"}; empty where that is not said. Raises SlurmSilent."""
+    config = await _call(["scontrol", "show", "config"], timeout_s)
+    command, pattern = [], r"PreemptMode=(\S+)"
+    if _setting(config, "PreemptType") == "preempt/partition_prio":
+        command = ["scontrol", "--oneliner", "show", "partition", job.partition]
+    elif _setting(config, "PreemptType") == "preempt/qos":
+        command, pattern = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", job.qos, "format=PreemptMode"], r"^(\S+)$"
+    found = re.search(pattern, await _call(command, timeout_s), re.MULTILINE) if command else None
+    own = found[1].upper() if found is not None else ""
+    return own if own not in ("", "CLUSTER") else _setting(config, "PreemptMode").upper()
 
 
 async def submit(script: Path, dependencies: Collection[str], without: Collection[str] = ()) -> str:

@@ -1,7 +1,8 @@
 """A job that has stopped, and goes back into the queue itself: Slurm has requeued it, or it asks for that.
 
 Slurm requeues a job that it has had to end. One that is preempted and ends by itself within its grace time is over for Slurm,
-whatever its exit code says. So where it may be requeued it asks for that itself, as the last thing that it does.
+whatever its exit code says. So where it may be requeued it asks for that itself, as the last thing that it does; but not where the
+site has jobs that are preempted cancelled (PreemptMode).
 """
 
 import logging
@@ -42,10 +43,15 @@ async def requeue_of(environ: Mapping[str, str]) -> Requeue | None:
         if not (batch and allotted.requeue and allotted.runs):
             return None
         found = await queue.job(job_id, timeout_s=ASK_S)
+        if found is None or not (found.runs and found.preempted):
+            return None
+        cancelled = "CANCEL" in (await queue.preempt_mode(allotted, timeout_s=ASK_S)).split(",")
     except SlurmSilent as error:
         log.warning("whether the job is requeued: %s", error)
         return None
-    return Requeue(job_id, asked=False) if found is not None and found.runs and found.preempted else None
+    if cancelled:
+        log.info("job %s is not requeued: Slurm cancels jobs that it preempts here (PreemptMode)", job_id)
+    return None if cancelled else Requeue(job_id, asked=False)
 
 
 async def ask_for(requeue: Requeue) -> None:

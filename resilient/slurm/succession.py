@@ -42,8 +42,11 @@ log = logging.getLogger(__name__)
 
 LOCK = "chain.lock"
 PERSON_PATIENCE_S = 60.0
+LAST_S = 300.0  # for Slurm to take the next job, where a job has ended; a restart of slurmctld takes less
+LAST_PAUSE_S = 10.0
 END_PATIENCE_S = 20.0  # a successor that is not cancelled finds the chain over, and ends at once
 LOCK_POLL_S = 0.1
+LONGEST_PAUSE_S = 60.0  # between two questions to a Slurm that is silent
 
 
 class Succession:
@@ -158,16 +161,32 @@ class Succession:
         if self.started(job_id, step) is None:
             await self.ended(job_id, Exit.OK)
 
-    async def ensure(self, job_id: str, max_jobs: int) -> str:
-        """See to it that one job waits behind this one, however long Slurm is silent; returns why there is none, or nothing."""
+    async def ensure(self, job_id: str, max_jobs: int, patience_s: float | None = None) -> str:
+        """See to it that one job waits behind this one; returns why there is none, or nothing.
+
+        Args:
+            patience_s: how long it is asked for at the end of a job, and while nobody stops the chain; None: however long Slurm
+                is silent.
+
+        Raises:
+            EnvironmentUnusable, OSError: patience is over.
+        """
         why: list[str] = []
 
         async def work() -> None:
+            if patience_s is not None and self.chain.over is not None:
+                why[:] = ["the chain is over"]  # what waits finds that, too
+                return
             plan = chain.on_start(self.chain, job_id, await queue.jobs(self.name), max_jobs)
             await self._carry_out(plan)
             why[:] = [plan.why_none]
 
-        await self._retried(work, stop_never, (SlurmSilent, OSError))  # the run directory's file system may be away as well
+        stop = stop_never if patience_s is None else stop_after_delay(patience_s)
+        errors = (SlurmSilent, OSError)  # the run directory's file system may be away as well
+        try:
+            await self._retried(work, stop, errors, longest_s=LONGEST_PAUSE_S if patience_s is None else LAST_PAUSE_S)
+        except SlurmSilent as error:
+            raise EnvironmentUnusable(str(error)) from error
         return why[0]
 
     async def ended(self, job_id: str, code: Exit) -> None:
@@ -273,11 +292,12 @@ class Succession:
         errors: tuple[type[Exception], ...] = (SlurmSilent,),
         *,
         alone: bool = True,
+        longest_s: float = LONGEST_PAUSE_S,
     ) -> None:
         """Args: alone: nobody else of the chain acts meanwhile; the run directory must be there."""
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(errors),
-            wait=wait_random_exponential(multiplier=1, max=60),
+            wait=wait_random_exponential(multiplier=1, max=longest_s),
             stop=stop,
             before_sleep=_log_retry,
             reraise=True,

@@ -69,6 +69,14 @@ def test_a_link_of_ours_is_followed_on_the_way_but_is_no_directory_itself(shared
         safe_dir.make_private(shared / "tier/link")
 
 
+def test_what_a_link_leads_to_is_not_made(shared: Path) -> None:
+    (shared / "link").symlink_to(shared / "away/disk")
+    with pytest.raises(FileNotFoundError, match=f"it is a symbolic link to {shared}/away/disk, which is not there") as told:
+        safe_dir.make_private(shared / "link/b")
+    assert (told.value.filename, (shared / "away").exists()) == (str(shared / "link"), False)
+    assert not safe_dir.is_safe(shared / "link/b")
+
+
 def test_links_in_a_circle_end(shared: Path) -> None:
     (shared / "one").symlink_to("two")
     (shared / "two").symlink_to("one")

@@ -130,6 +130,50 @@ def test_a_node_that_was_lost_already_is_waited_for_until_slurm_calls_it_down():
     assert play.generation == generation + 1 and play.coordinator.membership.members == (0, 1)
 
 
+def goes_on_without(play: Play, generation: int) -> None:
+    """The next generation is of nodes 0 and 1, and no agent of node 2 is started any more."""
+    (told,) = [each["reason"] for each in play.events("action") if each["name"] == "departed"]
+    assert told.startswith("node 2 has left the job")
+    play.effects.clear()
+    play.wait(1.0)
+    assert play.generation == generation + 1 and play.coordinator.membership.members == (0, 1)
+    play.wait(130.0)
+    assert Launch(2) not in play.effects
+
+
+def test_a_node_that_slurm_has_taken_out_of_the_job_is_neither_waited_for_nor_started_again():
+    play = shrinking()
+    play.do("lost", 2, "its connection broke")
+    generation = play.generation
+    play.again(0, 1)
+    play.wait(6.0)
+    assert asked(play)[0] == (2,) and play.generation == generation
+    play.do("inquired", [Evidence(2, departed=True)])
+    goes_on_without(play, generation)
+
+
+def test_a_node_whose_agent_still_lives_when_slurm_takes_it_is_lost_at_once():
+    play = shrinking()
+    generation = play.generation
+    play.do("departed", [2])
+    play.do("departed", [2])
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["nodes"], fault["evidence"]) == ("node_lost", [2], "Slurm has taken it out of the job")
+    play.again(0, 1)
+    play.do("lost", 2, "its connection broke")
+    goes_on_without(play, generation)
+
+
+def test_where_the_others_cannot_go_on_the_end_says_that_the_node_has_left_the_job():
+    play = Play(2)
+    play.start()
+    play.resumed(0)
+    play.do("departed", [1])
+    play.again(0)
+    play.wait(1.0)
+    assert "node 1 has left the job" in play.finish().message
+
+
 @pytest.mark.parametrize("seconds", [5.0, 10.0, 20.0])
 def test_a_link_that_flaps_loses_no_node(seconds):
     play = shrinking()

@@ -1,14 +1,20 @@
-"""How many processes and threads a user may still start."""
+"""How many processes and threads a user may still start, and how many files a process may have open."""
 
 import os
 import resource
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from stranger import UID, needs_root
 
 from resilient.health import machine
 from resilient.health.machine import Limits
+
+ROOT = Path(__file__).parents[3]
 
 
 def as_a_user_who_may_have(processes: int) -> Limits:
@@ -59,3 +65,25 @@ def test_fewer_processes_than_ranks_alone_take_fail_and_the_limit_is_named(left:
     assert found["processes"].verdict == verdict
     assert verdict == "ok" or "raise ulimit -u" in found["processes"].text
     assert (machine.too_few_processes(limits, 2, running=running) is not None) == (verdict == "fail")
+
+
+@pytest.mark.parametrize(("files", "enough"), [(None, True), (264, True), (263, False)])
+def test_fewer_files_than_ranks_need_are_too_few(files: int | None, enough: bool) -> None:
+    assert (machine.too_few_files(Limits(files, None, None, None), 2) is None) is enough
+
+
+@pytest.mark.parametrize("files", [16, 64])
+def test_a_run_that_may_have_too_few_files_open_ends_before_it_begins_and_says_so_once(tmp_path: Path, files: int) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"name": "x", "run_dir": str(tmp_path / "run"), "cluster": {"procs_per_node": 1}}))
+    run = subprocess.run(
+        ["prlimit", f"--nofile={files}", sys.executable, "-m", "resilient", "run", str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    why = f"a process may have {files} files open, and 1 rank needs 260; raise it (ulimit -n, LimitNOFILE)"
+    assert (run.returncode, run.stdout) == (69, f"resilient: {socket.gethostname()}: {why}\n")
+    assert not (tmp_path / "run").exists()

@@ -63,6 +63,10 @@ class Slurm:
         """What `scontrol --oneliner show reservation` answers."""
         (self.directory / "reservations").write_text("\n".join(lines) + "\n")
 
+    def preempts(self, kind: str, cluster: str, partition: str, qos: str) -> None:
+        """PreemptType, and PreemptMode of the cluster, of its partitions and of its QOS."""
+        (self.directory / "preemption").write_text(f"{kind} {cluster} {partition} {qos}")
+
     def lossy(self) -> None:
         (self.directory / "lossy").touch()
 
@@ -73,7 +77,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     state.mkdir()
     programs.mkdir()
     fake = (Path(__file__).parents[2] / "fake_slurm.py").read_text()
-    for name in ("sbatch", "squeue", "scancel", "scontrol"):
+    for name in ("sbatch", "squeue", "scancel", "scontrol", "sacctmgr"):
         (programs / name).write_text(f"#!{sys.executable} -S\n{fake}")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")

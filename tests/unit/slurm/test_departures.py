@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from resilient.driver.departures import READ_S, Departures, drained_of
+from resilient.driver.inquiries import departed
 from resilient.evacuate import FILE, Request
 from resilient.slurm.allocation import Allocation
 
@@ -49,7 +50,11 @@ class Core:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.membership = SimpleNamespace(nodes=[SimpleNamespace(host=host) for host in hosts])
+        self.gone: list[int] = []
         self.told: list[tuple[Mapping[int, str], Collection[int]]] = []
+
+    def departed(self, nodes: Sequence[int]) -> None:
+        self.gone.extend(nodes)
 
     def evacuate(self, nodes: Mapping[int, str], resumed: Collection[int]) -> None:
         self.told.append((nodes, resumed))
@@ -103,6 +108,31 @@ def test_a_node_that_a_maintenance_takes_soon_is_left_and_one_that_it_takes_late
     notes = watched(core, tmp_path, allocation(hosts), lambda: bool(core.told))
     assert core.told == [({1: "the maintenance soon takes it"}, frozenset())]
     assert [("soon takes n2" in note, "late takes n3" in note) for note in notes] == [(True, False), (False, True)]
+
+
+def test_nodes_that_slurm_has_taken_out_of_the_job_are_told_once(slurm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hosts = ["n1", "n2", "n3"]
+    slurm.set([{"id": "7", "name": "x", "state": "RUNNING", "end": "N/A", "nodes": "n[1-3]"}])
+    monkeypatch.setattr("resilient.driver.departures.ASK_S", 0.1)
+    core = Core(hosts)
+
+    def seen() -> bool:
+        slurm.becomes("7", nodes="n[1,3]" if not core.gone else "n1")
+        return len(core.gone) > 1
+
+    watched(core, tmp_path, allocation(hosts), seen)
+    assert core.gone == [1, 2]
+
+
+def test_a_job_that_is_over_or_of_which_slurm_says_nothing_has_lost_no_node(slurm: Any):
+    known = allocation(["n1", "n2"])
+    assert asyncio.run(departed(known)) == frozenset()
+    slurm.set([{"id": "7", "name": "x", "state": "COMPLETED", "end": "N/A"}])
+    assert asyncio.run(departed(known)) == frozenset()
+    slurm.set([{"id": "7", "name": "x", "state": "RUNNING", "end": "N/A", "nodes": "n2"}])
+    assert asyncio.run(departed(known)) == frozenset({0})
+    slurm.deaf(1)
+    assert asyncio.run(departed(known)) == frozenset()
 
 
 def test_a_maintenance_of_the_whole_machine_ends_the_job_and_leaves_no_node(slurm: Any, tmp_path: Path):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,9 +19,11 @@ from resilient.driver.durable import Durable
 from resilient.driver.lease import RunLease
 from resilient.driver.spill_file import SpillFile
 from resilient.driver.writer import Listeners, Writer
+from resilient.exits import Exit
 from resilient.outbox import Quarantine, RaiseFence
 from resilient.protocol.disk import DiskSettings
 from resilient.rollback import InvalidationRule
+from resilient.slurm import chain
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.succession import Succession
 
@@ -65,15 +68,69 @@ async def stopped(writer: Writer) -> int:
     return pid
 
 
-def test_the_next_job_is_there_however_often_the_disk_process_dies_while_slurm_is_silent(config: Config, slurm, tmp_path: Path):
-    chain = Succession.of(config)
-    asyncio.run(chain.begin(f"#!/bin/bash\n#SBATCH --job-name={chain.name}\n"))
-    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
-    assert chain.started("100", 0) is None
+def end_of_a_job(config: Config, spill_dir: Path, code: Exit, until_noted: Callable[[list[str]], None]) -> list[str]:
+    """What a person is told at the end of job 100, which has not been followed. Args: until_noted: called with each note."""
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        until_noted(notes)
 
     async def run(writer: Writer) -> None:
         writer.start()
-        durable = Durable(config, IDENTITY, Allocation("100", ("n1",), (2,), 0), chain.name, writer, lambda _: None)
+        durable = Durable(config, IDENTITY, Allocation("100", ("n1",), (2,), 0), Succession.of(config).name, writer, note)
+        await asyncio.wait_for(durable.ended(code), PATIENCE_S)
+        assert await writer.close(PATIENCE_S)
+
+    with writing(config, spill_dir) as writer:
+        asyncio.run(run(writer))
+    return notes
+
+
+def running_chain(config: Config, slurm: Any) -> Succession:
+    found = Succession.of(config)
+    asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    assert found.started("100", 0) is None
+    return found
+
+
+@pytest.mark.parametrize("code", [Exit.STOPPED, Exit.UNUSABLE])
+def test_a_job_that_ends_while_slurm_is_silent_asks_for_the_next_one_until_it_has_it(config: Config, slurm, tmp_path: Path, code):
+    running_chain(config, slurm)
+    slurm.deaf(CALLS)
+    notes = end_of_a_job(config, tmp_path / "spill", code, lambda _: slurm.deaf(1))
+    assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "PENDING"]
+    (told,) = notes
+    assert told.startswith("the next job is not in the queue yet: it is asked for up to 300 s more (")
+    assert "Unable to contact slurm controller" in told
+
+
+def test_a_chain_that_is_stopped_meanwhile_asks_for_no_next_job(config: Config, slurm, tmp_path: Path):
+    running_chain(config, slurm)
+    slurm.deaf(CALLS)
+
+    def stop(_: list[str]) -> None:
+        with (config.run_dir / chain.FILE).open("a") as file:
+            file.write('{"t": 1, "what": "stopped"}\n')
+        slurm.deaf(0)
+
+    assert len(end_of_a_job(config, tmp_path / "spill", Exit.STOPPED, stop)) == 1
+    assert [job["state"] for job in slurm.jobs()] == ["RUNNING"]
+
+
+def test_a_job_that_ends_a_chain_asks_for_no_next_job(config: Config, slurm, tmp_path: Path):
+    running_chain(config, slurm)
+    assert end_of_a_job(config, tmp_path / "spill", Exit.GAVE_UP, lambda _: None) == []
+    assert [job["state"] for job in slurm.jobs()] == ["RUNNING"]
+
+
+def test_the_next_job_is_there_however_often_the_disk_process_dies_while_slurm_is_silent(config: Config, slurm, tmp_path: Path):
+    running = running_chain(config, slurm)
+
+    async def run(writer: Writer) -> None:
+        writer.start()
+        durable = Durable(config, IDENTITY, Allocation("100", ("n1",), (2,), 0), running.name, writer, lambda _: None)
         slurm.deaf(CALLS)
         asking = asyncio.create_task(durable.ensure_successor())
         for _ in range(3):

@@ -24,6 +24,23 @@ def test_a_job_that_is_preempted_and_may_be_requeued_begins_again(slurm):
     assert [job["state"] for job in slurm.jobs()] == ["PENDING"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "cluster", "partition", "qos", "again"),
+    [
+        ("preempt/partition_prio", "REQUEUE", "CANCEL", "cluster", False),
+        ("preempt/partition_prio", "CANCEL", "REQUEUE", "cluster", True),
+        ("preempt/partition_prio", "GANG,CANCEL", "GANG,CANCEL", "cluster", False),
+        ("preempt/qos", "CANCEL", "REQUEUE", "cluster", False),
+        ("preempt/qos", "REQUEUE", "REQUEUE", "cancel", False),
+        ("preempt/qos", "CANCEL", "CANCEL", "requeue", True),
+        ("preempt/none", "CANCEL", "REQUEUE", "cluster", False),
+    ],
+)
+def test_a_job_that_slurm_cancels_for_another_one_does_not_ask_to_begin_again(slurm, kind, cluster, partition, qos, again: bool):
+    slurm.preempts(kind, cluster, partition, qos)
+    assert (asked(slurm, PREEMPTED, {}) is not None) is again
+
+
 @pytest.mark.parametrize("count", [{}, {"SLURM_RESTART_COUNT": "2"}], ids=["for the first time", "again"])
 def test_a_job_that_slurm_has_requeued_is_known_and_needs_not_ask(slurm, count: dict[str, str]):
     restarts = str(1 + int(count.get("SLURM_RESTART_COUNT", "0")))

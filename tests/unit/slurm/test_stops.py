@@ -125,6 +125,41 @@ def test_a_limit_that_is_changed_while_the_job_runs_is_heard_of(slurm, monkeypat
     assert play.faults() == ["time_limit"]
 
 
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "NODE_FAIL", None])
+def test_a_job_that_slurm_calls_over_while_its_driver_runs_is_drained_and_the_job_is_named(slurm, monkeypatch, state: str | None):
+    monkeypatch.setattr(stops, "ASK_EVERY_S", 0.1)
+    monkeypatch.setattr(stops, "ASK_AGAIN_S", 0.1)
+    play = Play(slurm, 3600.0)
+
+    async def work() -> None:
+        task = asyncio.create_task(play.stops.watch())
+        while not play.stops.answered:
+            await asyncio.sleep(0.01)
+        if state is None:
+            play.slurm.set([])
+        else:
+            play.slurm.becomes("7", state=state)
+        while not play.coordinator.draining:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    began = time.time()
+    asyncio.run(asyncio.wait_for(work(), 120))
+    (note,) = play.notes
+    how = "does not know this job any more" if state is None else f"calls this job over ({state})"
+    assert note.startswith(f"slurm_job_over: Slurm {how}, and its processes still run: stopping at the next step, within ")
+    assert play.drain.deadline_t <= time.time() + KILL_WAIT_S and play.drain.deadline_t > began
+    assert play.faults() == []
+
+
+def test_a_job_that_slurm_calls_over_once_goes_on(slurm):
+    play = Play(slurm, 3600.0)
+    for state in ("COMPLETED", "RUNNING", "COMPLETED"):
+        slurm.becomes("7", state=state)
+        asyncio.run(play.stops._ask(60.0))
+    assert len(play.stops._ends) < stops.CALLED_OVER
+
+
 def test_a_limit_that_was_extended_since_slurm_was_asked_stops_nothing(slurm, monkeypatch):
     monkeypatch.setattr(stops, "ASK_AGAIN_S", 0.0)
     monkeypatch.setattr(stops, "POLL_S", 0.01)

@@ -41,6 +41,16 @@ def test_a_slurm_that_is_deaf_for_a_while_is_asked_again(going: Succession, slur
     assert successor["dependency"] == "afterany:100,singleton"
 
 
+def test_a_job_that_ends_asks_a_silent_slurm_for_so_long_and_not_at_all_once_the_chain_is_stopped(going: Succession, slurm, config):
+    slurm.deaf(99)
+    with pytest.raises(EnvironmentUnusable, match="Unable to contact"):
+        asyncio.run(going.ensure("100", 50, 0.0))
+    with (config.run_dir / chain.FILE).open("a") as file:
+        file.write('{"t": 1, "what": "stopped"}\n')
+    assert asyncio.run(going.ensure("100", 50, succession.LAST_S)) == "the chain is over"
+    assert (slurm.directory / "deaf").read_text() == "98"
+
+
 def test_a_driver_that_starts_again_after_a_crash_submits_no_second_successor(going: Succession, slurm, config: Config):
     asyncio.run(going.ensure("100", 50))
     (config.run_dir / chain.FILE).write_text(

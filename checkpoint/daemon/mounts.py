@@ -1,0 +1,86 @@
+"""Which directories of a node's tiers lay on a file system of their own when the job began, and whether that is still mounted.
+
+What is written below a mount point from which the file system is gone fills the disk under it, which is mostly the node's own, and
+is hidden as soon as the file system is back. Owns a file beside the daemon's socket: a daemon that takes the place of another one
+in the same job goes by what that one has seen. A mount of a part of the file system that it lies on is not noticed.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from checkpoint import safe_dir
+from checkpoint.typed import built
+
+log = logging.getLogger(__name__)
+
+FILE = "mounts.json"
+
+
+class Mounts:
+    """The mount points of the directories that a daemon writes to.
+
+    Args:
+        directory: private and there; takes the file.
+        job: a secret of the job, of which only a digest is kept: what was mounted for another job does not count.
+        roots: the directories, which need not be there yet.
+    """
+
+    def __init__(self, directory: Path, job: str, roots: Iterable[Path]) -> None:
+        mark = hashlib.blake2b(job.encode(), digest_size=16).hexdigest()
+        known = _read(directory / FILE).get(mark, {})
+        self._points = {root: known[str(root)] if str(root) in known else _mount_point(root) for root in roots}
+        _write(directory, {mark: {str(root): point for root, point in self._points.items()}})
+
+    def check(self, root: Path) -> None:
+        """Raises FileNotFoundError where the file system of a directory was mounted, and is not any more."""
+        point = self._points.get(root, "")
+        if point and not _is_mounted(point):
+            why = f"the file system that was mounted on {point} when the job began is not mounted any more"
+            raise FileNotFoundError(errno.ENOENT, why, str(root))
+
+
+def _mount_point(path: Path) -> str:
+    """Where the file system is mounted that a path is on or will be on; empty where that is the root of all."""
+    real = Path(os.path.realpath(path))
+    for each in (real, *real.parents):
+        if each.parent == each:
+            break
+        if _is_mounted(str(each)):
+            return str(each)
+    return ""
+
+
+def _is_mounted(point: str) -> bool:
+    """Whether a file system is mounted there; one that is mounted on demand is, then."""
+    try:
+        return os.stat(f"{point}/.").st_dev != os.stat(f"{point}/..").st_dev  # noqa: PTH116 - pathlib drops the dot
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _read(path: Path) -> Mapping[str, Mapping[str, str]]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=built(dict[str, dict[str, str]]))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _write(directory: Path, points: Mapping[str, Mapping[str, str]]) -> None:
+    new = directory / f"{FILE}.new"
+    try:
+        new.unlink(missing_ok=True)
+        fd = safe_dir.open_private(directory)
+        try:
+            with os.fdopen(safe_dir.create(fd, new.name), "wb") as file:
+                file.write(msgspec.json.encode(points))
+        finally:
+            os.close(fd)
+        new.replace(directory / FILE)
+    except OSError as error:
+        log.warning("what is mounted is not kept for the next daemon: %s", error)
