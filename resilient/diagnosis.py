@@ -226,6 +226,8 @@ def _advise(code: Exit, fault: Line | None, checkpoint: int | None) -> list[str]
             "(train.precision), data that is no text, or a kernel that errs; train.guard says what counts as bad.",
             go_on,
         ]
+    if fault.get("files"):
+        return [f"Bring back what is missing or unreadable, {fault['files']}, or look at the file system that it is on.", go_on]
     match fault.get("class"):
         case "deterministic":
             return [f"The same will happen again, wherever it runs: change what {at} needs or does.", go_on]

@@ -110,6 +110,7 @@ def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
         ({"class": "node"}, "take node 1 out"),
         ({"class": "transient"}, "network"),
         ({}, "mend the code, or the data that step 12 reads"),
+        ({"files": "/data/x.idx", "class": "node"}, "Bring back what is missing or unreadable, /data/x.idx"),
         ({"kind": "exit", "evidence": "killed"}, "dmesg"),
         ({"kind": "exit", "detail": "SIGKILL"}, "dmesg"),
         ({"kind": "exit", "detail": "exit code 3"}, "left with exit code 3 by itself"),
