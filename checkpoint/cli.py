@@ -268,7 +268,8 @@ def _refusals_shown() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _end(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), UNUSABLE)
+        where = f"{error.filename}: " if error.filename else ""
+        _end(f"{where}{error.strerror}" if error.strerror else str(error), UNUSABLE)
 
 
 def _end(message: str, code: int) -> NoReturn:

@@ -91,7 +91,7 @@ class _Look:
         except ForeseenError as error:
             self._found.append(str(error))
         except OSError as error:
-            self._found.append(f"{self._run_dir} cannot be read: {error.strerror or error}")
+            self._found.append(f"{error.filename or self._run_dir} cannot be read: {error.strerror or error}")
 
     def wait(self, most_s: float) -> None:
         """Until it is over, or its limit, or so long."""
