@@ -57,6 +57,7 @@ class Diagnosis:
         verdict: the class of the cause, where it is known.
         logs: where to look, relative to the run directory.
         advice: what one may try next.
+        left_out: newer checkpoints that were due, and that a tier did without.
         also: what the end of the job has left undone.
         alone: the rank's own message says everything.
     """
@@ -71,6 +72,7 @@ class Diagnosis:
     traceback: str = ""
     verdict: str | None = None
     checkpoint: int | None = None
+    left_out: Sequence[str] = ()
     tried: Sequence[Tried] = ()
     logs: Sequence[str] = ()
     advice: Sequence[str] = ()
@@ -103,6 +105,7 @@ def diagnose(
             what,
             traceback="\n".join(storage),
             checkpoint=checkpoint,
+            left_out=_left_out(job, checkpoint),
             tried=tried,
             logs=_logs(faults, agents),
             advice=_advise(code, None, checkpoint),
@@ -122,6 +125,7 @@ def diagnose(
         traceback=telling["evidence"].rstrip(),
         verdict=last.get("class"),
         checkpoint=checkpoint,
+        left_out=_left_out(job, checkpoint),
         tried=tried,
         logs=_logs([*alike, last], agents),
         advice=_advise(code, last, checkpoint),
@@ -151,6 +155,16 @@ def _last_job(events: Iterable[Line], known: Iterable[int]) -> tuple[list[Line],
         if line.get("event") not in (None, *_EVERY_STEP):
             job.append(line)
     return job, max(durable, default=None), name
+
+
+def _newest(checkpoint: int | None) -> str:
+    return "none" if checkpoint is None else f"step {checkpoint} is the newest"
+
+
+def _left_out(job: Sequence[Line], checkpoint: int | None) -> list[str]:
+    """Of each tier the newest checkpoint that was due and left out, if none is as new as that."""
+    newest = {line["tier"]: line["step"] for line in job if line["event"] == "checkpoint_missed"}
+    return [f"step {step} was due on tier {tier} and left out" for tier, step in newest.items() if step > (checkpoint or 0)]
 
 
 def _tried(job: Sequence[Line], faults: Sequence[Line], actions: Mapping[str, Line]) -> list[Tried]:
@@ -283,7 +297,7 @@ def _facts(found: Diagnosis) -> list[tuple[str, str]]:
         ("where", found.where),
         ("raised in", found.place),
         ("class", _VERDICTS.get(found.verdict or "", "")),
-        ("checkpoint", "none" if found.checkpoint is None else f"step {found.checkpoint} is durable"),
+        ("checkpoint", "; ".join((_newest(found.checkpoint), *found.left_out))),
     ]
     return [(name, text) for name, text in rows if text]
 

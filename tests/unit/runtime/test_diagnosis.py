@@ -233,3 +233,22 @@ def test_lines_of_the_short_form_can_be_read_in_a_terminal():
 )
 def test_the_place_of_a_traceback(traceback, expected):
     assert place(traceback) == expected
+
+
+@pytest.mark.parametrize(
+    ("missed", "told"),
+    [
+        ([], "step 10 is the newest"),
+        ([9], "step 10 is the newest"),
+        ([11, 14], "step 10 is the newest; step 14 was due on tier scratch and left out"),
+    ],
+)
+def test_the_newest_checkpoint_is_told_and_one_that_was_due_after_it_and_left_out(missed: list[int], told: str):
+    left_out = [
+        {"event": "checkpoint_missed", "generation": 1, "step": step, "tier": "scratch", "reason": "busy", "count": 1, "t": 6.0}
+        for step in missed
+    ]
+    given = lines({})
+    found = diagnose([*given[:-2], *left_out, *given[-2:]], code=Exit.GAVE_UP, message="because of 1")
+    assert told in page(found)
+    assert ("left out" in page(found)) is ("left out" in told)
