@@ -8,9 +8,16 @@ from typing import Annotated
 
 import typer
 
+from checkpoint import given
+
 app = typer.Typer(no_args_is_help=True, help="Inject faults into a campaign, watch it recover, print the verdict.")
 
-Named = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of one that comes along, as quick.")]
+Named = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT", help="A YAML file, or the name of one that comes along, as quick.", parser=given.not_empty
+    ),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of chance: the same one gives the same faults.", show_default=False)]
 Minutes = Annotated[float | None, typer.Option("--minutes", min=0.1, help="For which a random mix goes on.", show_default=False)]
 
@@ -21,9 +28,12 @@ def run(
     seed: Seed = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="So often, each time with the next seed.")] = 1,
     minutes: Minutes = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="For what is written; else in runs/chaos.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="For what is written; else in runs/chaos.", parser=given.path)
+    ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run", metavar="RUN_DIR", help="Break the campaign that runs there, if it allows it.")
+        Path | None,
+        typer.Option("--run", metavar="RUN_DIR", help="Break the campaign that runs there, if it allows it.", parser=given.path),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each time, for programs.")] = False,
 ) -> None:

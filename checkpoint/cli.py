@@ -13,11 +13,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from checkpoint import given
+
 app = typer.Typer(no_args_is_help=True, help="Look at checkpoints; verify, compare, export and delete them.")
 
 _BAD = 1  # damaged, or not equal, or declined
 
-Where = Annotated[Path, typer.Argument(metavar="PATH", help="A run directory, a directory of checkpoints, or a checkpoint.")]
+Where = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A run directory, a directory of checkpoints, or a checkpoint.", parser=given.path)
+]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Only = Annotated[
     list[str] | None, typer.Option("--only", metavar="GLOB", help="Arrays of such names, as in 'model/*'; repeatable.")
@@ -94,8 +98,8 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
 
 @app.command("diff")
 def compare_checkpoints(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint, or a run directory: its newest one.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The other one.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint, or a run directory: its newest one.", parser=given.path)],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The other one.", parser=given.path)],
     atol: Annotated[float | None, typer.Option(help="Close: |a - b| <= atol + rtol * max(|a|, |b|).")] = None,
     rtol: Annotated[float | None, typer.Option(help="See --atol; each is 0 where only the other is given.")] = None,
     only: Only = None,
@@ -126,11 +130,13 @@ def compare_checkpoints(
 
 @app.command("export")
 def export_checkpoint(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint, or a run directory: its newest one.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A checkpoint, or a run directory: its newest one.", parser=given.path)
+    ],
     form: Annotated[
         str, typer.Option("--format", metavar="zarr|torch|hf", help="Plain Zarr v3, one torch.save file, Hugging Face.")
     ],
-    output: Annotated[Path, typer.Option("--out", metavar="OUT", help="File or directory to make.")],
+    output: Annotated[Path, typer.Option("--out", metavar="OUT", help="File or directory to make.", parser=given.path)],
     only: Only = None,
     float32: Annotated[bool, typer.Option("--float32", help="All floats with 32 bits.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
@@ -151,12 +157,17 @@ def export_checkpoint(
 
 @app.command("import")
 def import_checkpoint(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory that they have saved.", exists=True)],
-    output: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory that is to begin with these weights.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory that they have saved.", parser=given.path)],
+    output: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="Run directory that is to begin with these weights.", parser=given.path)
+    ],
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="CONFIG", help="Of the campaign; else RUN_DIR/model.yaml has the model's keys.", exists=True
+            "--config",
+            metavar="CONFIG",
+            help="Of the campaign; else RUN_DIR/model.yaml has the model's keys.",
+            parser=given.path,
         ),
     ] = None,
     form: Annotated[str, typer.Option("--format", metavar="hf|megatron", help="Hugging Face transformers, Megatron-LM.")] = "hf",
@@ -171,7 +182,7 @@ def import_checkpoint(
 
 @app.command("flush")
 def flush_snapshot(
-    path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory whose run is dead.")],
+    path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory whose run is dead.", parser=given.path)],
     group: Annotated[bool, typer.Option("--group", help="Trust what members of your groups have written there.")] = False,
 ) -> None:
     """Commit the newest snapshot that the nodes of a dead run still hold, in RAM or on their disks, on this machine."""
@@ -192,7 +203,10 @@ def flush_snapshot(
 @app.command("prune")
 def prune_checkpoints(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A run directory (its durable tier), or a directory of checkpoints.")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A run directory (its durable tier), or a directory of checkpoints.", parser=given.path
+        ),
     ],
     keep_last: Annotated[int, typer.Option("--keep-last", metavar="N", help="Keep the newest N.")],
     keep_every: Annotated[int | None, typer.Option("--keep-every", metavar="K", help="Keep steps that are multiples of K.")] = None,
@@ -254,7 +268,8 @@ def _refusals_shown() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _end(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), UNUSABLE)
+        where = f"{error.filename}: " if error.filename else ""
+        _end(f"{where}{error.strerror}" if error.strerror else str(error), UNUSABLE)
 
 
 def _end(message: str, code: int) -> NoReturn:

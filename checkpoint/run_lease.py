@@ -36,6 +36,8 @@ class Owner:
         machine: another for every boot of every machine.
         token: another for every lease.
         pid_namespace: its inode; 0: not known, as in leases of earlier versions.
+        clock_zero: when the machine's monotonic clock was at zero, unix seconds by the owner's own clock, which does not jump when
+            that of the machine is set; None: not known.
     """
 
     host: str
@@ -44,11 +46,22 @@ class Owner:
     machine: str
     token: str
     pid_namespace: int = 0
+    clock_zero: float | None = None
 
     def __str__(self) -> str:
         if self.pid <= 0:  # which has the lock, and no lease
             return "another process"
         return f"pid {self.pid} on {self.host}{f' (job {self.job})' if self.job else ''}"
+
+
+def ahead_s(owner: Owner | None) -> float:
+    """How far the clock of an owner, by which it writes down times, is ahead of this machine's.
+
+    0 where nobody has set that, and for owners on other machines, whose clocks cannot be read here.
+    """
+    if owner is None or owner.clock_zero is None or owner.machine != machine_id():
+        return 0.0
+    return owner.clock_zero + time.monotonic() - time.time()
 
 
 def lives(age_s: float, *, renewed: bool, watched_s: float, patience_s: float) -> bool | None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from checkpoint import given
 from resilient.exits import ForeseenError
 from resilient.main import complain, stop_early_on_signals
 
@@ -20,7 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The campaign's YAML file.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The campaign's YAML file.", parser=given.path)]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.", parser=given.path)]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the config to set, as in train.steps=200.", show_default=False),
@@ -34,13 +36,6 @@ Accept = Annotated[
         show_default=False,
     ),
 ]
-
-
-def _named(word: str) -> Path:
-    """A path that is given: an empty word is a variable that is not set, and would mean the directory where the command runs."""
-    if not word:
-        raise typer.BadParameter("is empty; is a variable not set?")
-    return Path(word)
 
 
 def _must_be_file(path: Path | None, option: str) -> None:
@@ -80,7 +75,7 @@ def run(
     procs: Annotated[int | None, typer.Option("--procs", min=1, help="Ranks per node: torchrun's --nproc-per-node.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes; on one machine processes stand for them.")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="RUN_DIR", help="In place of runs/NAME.", parser=_named)
+        Path | None, typer.Option("--run-dir", metavar="RUN_DIR", help="In place of runs/NAME.", parser=given.path)
     ] = None,
     accept: Accept = None,
 ) -> None:
@@ -88,6 +83,9 @@ def run(
 
     Ctrl-C or SIGTERM stops at the next step with a checkpoint (exit 75); the same command goes on from there.
     """
+    named = next((word for word in words if "=" not in word), "-")
+    if not named:
+        raise typer.BadParameter("CONFIG is empty; is a variable not set?")
     from resilient.access import restrict
     from resilient.driver.driver_log import DriverLog
     from resilient.driver.terminal import patient
@@ -158,7 +156,10 @@ def plan(
     overrides: Overrides = None,
     suggest: Annotated[bool, typer.Option("--suggest", help="Order the layouts of its ranks by predicted step time.")] = False,
     results: Annotated[
-        Path | None, typer.Option("--results", metavar="FILE", help="Of `resilient bench`, whose steps say how fast work is done.")
+        Path | None,
+        typer.Option(
+            "--results", metavar="FILE", help="Of `resilient bench`, whose steps say how fast work is done.", parser=given.path
+        ),
     ] = None,
     rate: Annotated[
         list[str] | None,
@@ -191,10 +192,12 @@ def plan(
 
 @app.command()
 def status(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
+    run_dir: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C; not with --json.")] = False,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the campaign: loss, faults, recoveries.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the campaign: loss, faults, recoveries.", parser=given.path)
+    ] = None,
     pid: Annotated[
         str | None, typer.Option("--pid", metavar="RANK|driver", help="Print one process id, if it is of this machine.")
     ] = None,
@@ -223,8 +226,10 @@ def status(
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="In place of RUN_DIR/report.html.")] = None,
+    run_dir: RunDir,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="In place of RUN_DIR/report.html.", parser=given.path)
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve the page on a loopback port and keep it fresh, until Ctrl-C.")
     ] = False,
@@ -252,8 +257,11 @@ def report(
 
 @app.command()
 def fork(
-    parent: Annotated[str, typer.Argument(metavar="RUN_DIR[@STEP]", help="The campaign, at its newest checkpoint or this.")],
-    run_dir: Annotated[Path, typer.Argument(metavar="NEW_RUN_DIR", help="The new campaign's run directory.")],
+    parent: Annotated[
+        str,
+        typer.Argument(metavar="RUN_DIR[@STEP]", help="The campaign, at its newest checkpoint or this.", parser=given.not_empty),
+    ],
+    run_dir: Annotated[Path, typer.Argument(metavar="NEW_RUN_DIR", help="The new campaign's run directory.", parser=given.path)],
     overrides: Overrides = None,
 ) -> None:
     """Branch a campaign off another one at a checkpoint, with other keys; both can go on, and neither touches the other."""
@@ -266,8 +274,8 @@ def fork(
 
 @app.command()
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A campaign's run directory.")],
-    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one's.")],
+    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A campaign's run directory.", parser=given.path)],
+    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one's.", parser=given.path)],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Say how two campaigns differ: config, identity, and losses at the steps that both have."""
@@ -277,7 +285,9 @@ def diff(
 
 
 @app.command()
-def attach(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")]) -> None:
+def attach(
+    run_dir: RunDir,
+) -> None:
     """Show the live display of a campaign that another terminal, job or node has started; Ctrl-C ends this command alone."""
     from resilient.follow import follow
 
@@ -286,7 +296,7 @@ def attach(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
 
 @app.command()
 def watch(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories.", parser=given.path)],
     notify: Annotated[
         str | None,
         typer.Option(
@@ -303,7 +313,9 @@ def watch(
     ] = None,
     memory: Annotated[
         Path | None,
-        typer.Option("--memory", metavar="FILE", help="Where states are kept for --notify; default: in ~/.local/state."),
+        typer.Option(
+            "--memory", metavar="FILE", help="Where states are kept for --notify; default: in ~/.local/state.", parser=given.path
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on a line, for programs.")] = False,
 ) -> None:
@@ -322,7 +334,7 @@ def watch(
 
 @app.command()
 def logs(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
+    run_dir: RunDir,
     rank: Annotated[int | None, typer.Option("--rank", metavar="RANK", min=0, help="Of this rank only.")] = None,
     node: Annotated[int | None, typer.Option("--node", metavar="NODE", min=0, help="Of this node only.")] = None,
     generation: Annotated[int | None, typer.Option("--generation", metavar="N", min=1, help="In place of the newest.")] = None,
@@ -344,10 +356,12 @@ def logs(
 
 @app.command()
 def bench(
-    grid: Annotated[Path, typer.Argument(metavar="GRID", help="The grid's YAML file.")],
-    directory: Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="In place of runs/bench/NAME.")] = None,
+    grid: Annotated[Path, typer.Argument(metavar="GRID", help="The grid's YAML file.", parser=given.path)],
+    directory: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help="In place of runs/bench/NAME.", parser=given.path)
+    ] = None,
     best: Annotated[
-        Path | None, typer.Option("--best", metavar="FILE", help="Write the fastest cell's keys there, as YAML.")
+        Path | None, typer.Option("--best", metavar="FILE", help="Write the fastest cell's keys there, as YAML.", parser=given.path)
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Run cells that were not measured before once more.")] = False,
 ) -> None:
@@ -359,7 +373,9 @@ def bench(
 
 
 @app.command()
-def sinks(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")]) -> None:
+def sinks(
+    run_dir: RunDir,
+) -> None:
     """Send what the sinks of a campaign have not taken yet, as from a login node that has a network; Ctrl-C ends it."""
     from resilient.sinks.command import send
 
@@ -367,7 +383,9 @@ def sinks(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The c
 
 
 @app.command()
-def stop(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")]) -> None:
+def stop(
+    run_dir: RunDir,
+) -> None:
     """Stop a campaign at its next step, with its state made durable; no further job of its chain follows."""
     from resilient.halt import halt
 
@@ -376,7 +394,7 @@ def stop(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The ca
 
 @app.command()
 def evacuate(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
+    run_dir: RunDir,
     node: Annotated[str, typer.Argument(metavar="NODE", help="Its number, or its host.")],
     resume: Annotated[bool, typer.Option("--resume", help="It may be used again.")] = False,
 ) -> None:
@@ -391,7 +409,9 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CONFIG | JOB.sh]", help="What the machine is to be fit for; or a batch script, which is checked instead."
+            metavar="[CONFIG | JOB.sh]",
+            help="What the machine is to be fit for; or a batch script, which is checked instead.",
+            parser=given.path,
         ),
     ] = None,
     overrides: Overrides = None,
@@ -404,6 +424,7 @@ def doctor(
             metavar="RUN_DIR",
             help="Check a campaign instead: whose its files are, who may read or write them, and, while it runs, on which "
             "addresses its processes of this machine listen.",
+            parser=given.path,
         ),
     ] = None,
 ) -> None:

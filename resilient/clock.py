@@ -29,6 +29,11 @@ def environment() -> Mapping[str, str]:
     return {_VARIABLE: f"{_BOOT_ID} {_ZERO!r}"}
 
 
+def zero() -> float:
+    """Unix seconds at which the machine's monotonic clock was at zero."""
+    return _ZERO
+
+
 def now() -> float:
     """Unix seconds."""
     return _ZERO + time.monotonic()

@@ -68,6 +68,7 @@ class Diagnosis:
         own: the newest checkpoint of the script, where it has written one by itself.
         logs: where to look, relative to the run directory.
         advice: what one may try next.
+        left_out: newer checkpoints that were due, and that a tier did without.
         also: what the end of the job has left undone.
         alone: the rank's own message says everything.
     """
@@ -83,6 +84,7 @@ class Diagnosis:
     verdict: str | None = None
     checkpoint: int | None = None
     own: OwnCheckpoint | None = None
+    left_out: Sequence[str] = ()
     tried: Sequence[Tried] = ()
     logs: Sequence[str] = ()
     advice: Sequence[str] = ()
@@ -123,6 +125,7 @@ def diagnose(
             traceback="\n".join(storage),
             checkpoint=checkpoint,
             own=own,
+            left_out=_left_out(job, checkpoint),
             tried=tried,
             logs=_logs(faults, agents),
             advice=_advise(code, None, _goes_on(checkpoint, own)),
@@ -143,6 +146,7 @@ def diagnose(
         verdict=last.get("class"),
         checkpoint=checkpoint,
         own=own,
+        left_out=_left_out(job, checkpoint),
         tried=tried,
         logs=_logs([*alike, last], agents),
         advice=_advise(code, last, _goes_on(checkpoint, own)),
@@ -176,6 +180,12 @@ def _last_job(
         if line.get("event") not in (None, *_EVERY_STEP):
             job.append(line)
     return job, max(durable, default=None), own, name
+
+
+def _left_out(job: Sequence[Line], checkpoint: int | None) -> list[str]:
+    """Of each tier the newest checkpoint that was due and left out, if none is as new as that."""
+    newest = {line["tier"]: line["step"] for line in job if line["event"] == "checkpoint_missed"}
+    return [f"step {step} was due on tier {tier} and left out" for tier, step in newest.items() if step > (checkpoint or 0)]
 
 
 def _tried(job: Sequence[Line], faults: Sequence[Line], actions: Mapping[str, Line]) -> list[Tried]:
@@ -256,6 +266,8 @@ def _advise(code: Exit, fault: Line | None, go_on: str) -> list[str]:
             "(train.precision), data that is no text, or a kernel that errs; train.guard says what counts as bad.",
             go_on,
         ]
+    if fault.get("files"):
+        return [f"Bring back what is missing or unreadable, {fault['files']}, or look at the file system that it is on.", go_on]
     match fault.get("class"):
         case "deterministic":
             return [f"The same will happen again, wherever it runs: change what {at} needs or does.", go_on]
@@ -311,19 +323,20 @@ def _facts(found: Diagnosis) -> list[tuple[str, str]]:
         ("where", found.where),
         ("raised in", found.place),
         ("class", _VERDICTS.get(found.verdict or "", "")),
-        ("checkpoint", _saved(found)),
+        ("checkpoint", "; ".join((*_saved(found), *found.left_out))),
     ]
     return [(name, text) for name, text in rows if text]
 
 
-def _saved(found: Diagnosis) -> str:
+def _saved(found: Diagnosis) -> list[str]:
     """What there is to go on from. A script's own checkpoint is none of ours: nobody has looked whether it is whole."""
-    told = [] if found.checkpoint is None else [f"step {found.checkpoint} is durable"]
-    if (own := found.own) is not None:
-        when = "" if own.t is None else f" at {_clock(own.t)}"
-        told.append(f"the script itself wrote step {own.step}{when}, to {own.path}")
-        told.append("it may be incomplete if a rank ended while writing there again")
-    return "; ".join(told) or "none"
+    ours, own = found.checkpoint, found.own
+    if own is None:
+        return ["none" if ours is None else f"step {ours} is the newest"]
+    when = "" if own.t is None else f" at {_clock(own.t)}"
+    told = [] if ours is None else [f"step {ours} is durable"]
+    told.append(f"the script itself wrote step {own.step}{when}, to {own.path}")
+    return [*told, "it may be incomplete if a rank ended while writing there again"]
 
 
 def short(found: Diagnosis) -> str:

@@ -151,6 +151,7 @@ class Fault:
         phase: that the culprit was in.
         attempt: what the attempt that it ended had come to, of a script that says nothing by itself.
         device: the device of the culprit does not work any more.
+        files: what the culprit found to be missing or unreadable, where it may be there again in a while.
     """
 
     fault_id: str
@@ -168,6 +169,7 @@ class Fault:
     phase: str | None = None
     attempt: Attempt | None = None
     device: bool = False
+    files: str | None = None
 
     @property
     def hung(self) -> bool:
@@ -259,6 +261,7 @@ def from_ends(
     now: float,
     restarted_t: float | None = None,
     stopped: bool = False,
+    files: Sequence[str] = (),
 ) -> Fault:
     """The fault behind the workers of one generation that failed.
 
@@ -267,6 +270,7 @@ def from_ends(
         restarted_t: when these workers took the places of others that had been killed, unix seconds; None: they were the first.
         resumed_step: the step the generation started from, for workers that had not finished one; None: not known yet.
         now: unix seconds.
+        files: how the paths of the run's own data begin.
     """
     first = culprit(ends, stopped=stopped)
     step = computed(first.step, resumed_step)
@@ -303,6 +307,9 @@ def from_ends(
         detail += f"; {found.symptom.meaning}"
         if found.line not in evidence:
             evidence = f"{evidence.rstrip()}\nin its log: {found.line}"
+    away = _files(first, files)
+    if away is not None:
+        detail += f"; missing or unreadable: {away}"
     return Fault(
         fault_id=fault_id,
         kind=kind,
@@ -318,7 +325,16 @@ def from_ends(
         since=first.raised.since if first.raised is not None else None,
         phase=first.phase,
         device=found is not None and found.symptom.device,
+        files=away,
     )
+
+
+def _files(end: WorkerEnd, own: Sequence[str]) -> str | None:
+    """What this rank found to be missing or unreadable, see `symptoms.unreadable_files`."""
+    if end.exception is None or end.exception.final is not None:
+        return None
+    starting = end.step < 0 and end.phase in ("start", "load")
+    return symptoms.unreadable_files(f"{end.exception.type}: {end.exception.words}", own, starting=starting)
 
 
 def listed(numbers: Iterable[int]) -> str:

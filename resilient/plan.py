@@ -228,6 +228,7 @@ def patience(config: Config) -> dict[str, object]:
     return {
         "restarts": f"at most {resilience.max_restarts_per_hour} an hour",
         "same failure at the same step": f"gives up the {ordinal(resilience.give_up_after_same_step)} time",
+        "missing or unreadable files": f"waited for, up to {resilience.files_patience_s:g} s",
         "link that is down": _links(config),
     }
 

@@ -50,12 +50,16 @@ class Action:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much trouble is put up with; `backoff_s` is the longest pause before a restart."""
+    """How much trouble is put up with.
+
+    `backoff_s` is the longest pause before a restart; files that are missing or unreadable are waited for up to `files_patience_s`.
+    """
 
     max_restarts_per_hour: int
     give_up_after_same_step: int
     backoff_s: float = 30.0
     max_roll_backs: int = 3
+    files_patience_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Situation:
     """Everything that a decision may depend on.
 
     Attributes:
-        fault: the one to decide on.
+        fault: the one to decide on; `files` only of files that may be waited for.
         earlier: (unix seconds, fault) of this job, oldest first, without `fault`.
         draining: a stop was asked for.
         now: unix seconds.
@@ -94,6 +98,22 @@ class Situation:
         """The faults without progress between them, up to this one."""
         return stretch([*(fault for _, fault in self.earlier), self.fault])
 
+    @cached_property
+    def files_s(self) -> float:
+        """For how long files have been missing or unreadable, without progress since."""
+        before = len(self.stretch) - 1
+        times = [t for t, fault in self.earlier[len(self.earlier) - before :] if fault.files is not None]
+        return self.now - min(times, default=self.now)
+
+    @property
+    def waits_for_files(self) -> bool:
+        """Whether files are waited for."""
+        return self.fault.files is not None and self.files_s < self.budget.files_patience_s
+
+    def _counts(self, fault: Fault) -> bool:
+        """Whether an earlier fault counts against this one: what was waited for does only once the patience is over."""
+        return fault.files is None or self.fault.files is not None
+
     @property
     def same(self) -> int:
         """How often this very failure has happened without progress, this time included."""
@@ -102,7 +122,7 @@ class Situation:
     @property
     def at_this_step(self) -> list[Fault]:
         """The faults at the same step without progress, this one included."""
-        return [fault for fault in self.stretch if fault.step == self.fault.step]
+        return [fault for fault in self.stretch if fault.step == self.fault.step and self._counts(fault)]
 
     @property
     def bad_numbers(self) -> bool:
@@ -123,7 +143,7 @@ class Situation:
     @property
     def in_last_hour(self) -> int:
         """How many faults before this one lie less than an hour back."""
-        return sum(self.now - t < 3600 for t, _ in self.earlier)
+        return sum(self.now - t < 3600 and self._counts(fault) for t, fault in self.earlier)
 
     @property
     def worth_replacing(self) -> bool:
@@ -192,6 +212,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: "trying again cannot help",
     ),
     Row(
+        lambda s: s.waits_for_files,
+        "restart_workers",
+        lambda s: f"{s.fault.files} is missing or unreadable, and is waited for, up to {s.budget.files_patience_s:g} s",
+    ),
+    Row(
         lambda s: s.in_last_hour >= s.budget.max_restarts_per_hour,
         "give_up",
         lambda s: f"{s.in_last_hour} restarts within an hour use up resilience.max_restarts_per_hour",
@@ -247,6 +272,8 @@ def decide(situation: Situation) -> Action:
     row = next(row for row in TABLE if row.applies(situation))
     action = Action(row.action, row.reason(situation), roll_back=situation.way_back if row.action == "roll_back" else None)
     delay_s = pause_s(len(situation.stretch), situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
+    if situation.waits_for_files:  # the last attempt is made when the patience is over
+        delay_s = min(delay_s, situation.budget.files_patience_s - situation.files_s)
     if not delay_s:
         return action
     why = f"{action.reason}, in {delay_s:g} s: {len(situation.stretch)} failures without progress"

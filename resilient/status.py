@@ -22,7 +22,7 @@ from resilient import ledger
 from resilient.account import PARTS
 from resilient.config.errors import shown_change
 from resilient.driver.display import describe, duration, harmless, local_time, size, without
-from resilient.driver.lease import holder
+from resilient.driver.lease import LEASE, Owner, ahead_s, holder, read
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record as identity
 from resilient.identity.fingerprint import Fingerprint
@@ -134,7 +134,13 @@ def summarize(past: Past, *, locked: bool, now: float) -> Summary:
 
 def overview(run_dir: Path) -> Summary:
     """What ledger and metrics say."""
-    return summarize(Reader(run_dir).read(), locked=holder(run_dir) is not None, now=time.time())
+    owner = holder(run_dir)
+    return summarize(Reader(run_dir).read(), locked=owner is not None, now=_now_there(run_dir, owner))
+
+
+def _now_there(run_dir: Path, owner: Owner | None) -> float:
+    """Unix seconds by the clock of the ledger. Args: owner: who works there; a driver that was killed has left its lease."""
+    return time.time() + ahead_s(owner or read(run_dir / LEASE)[0])
 
 
 def inspect(run_dir: Path, reader: Reader | None = None) -> Summary:
@@ -145,7 +151,8 @@ def inspect(run_dir: Path, reader: Reader | None = None) -> Summary:
     now = time.time()
     past = (reader or Reader(run_dir)).read()
     pids = local_pids(run_dir, past.run_dir)
-    summary = summarize(past, locked=holder(run_dir) is not None, now=now)
+    owner = holder(run_dir)
+    summary = summarize(past, locked=owner is not None, now=_now_there(run_dir, owner))
     add_identity(summary, identity.read(run_dir), run_dir.absolute().name)
     summary.bad_nodes = [asdict(each) for each in bad_nodes(run_dir, now)]
     summary.pids = pids

@@ -8,7 +8,9 @@ before the loss of a connection that it caused. Where several lines of a log mat
 not fit for the work. *deterministic*: the same will happen again, wherever it runs.
 """
 
+import errno
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -166,6 +168,49 @@ def read(text: str) -> Finding | None:
         for line in reversed(lines):
             if symptom.pattern.search(line):
                 return Finding(symptom, line.strip())
+    return None
+
+
+UNNAMED = "a file"  # where an error of reading does not say of which one
+
+_OS_ERROR = re.compile(r"(?:\[Errno (?P<python>\d+)\]|\(os error (?P<rust>\d+)\))")
+_NAMED_FILE = re.compile(r"\[Errno \d+\][^'\"\n]*: (?P<quote>['\"])(?P<path>.+?)(?P=quote)")
+_OF_STORAGE = frozenset({errno.EIO, errno.ESTALE, errno.EROFS, errno.EREMOTEIO, errno.EUCLEAN})
+# Of connections, too: of storage only where the error names a file.
+_OF_NAMED_FILES = frozenset(
+    {
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ETIMEDOUT,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.ENOLINK,
+    }
+)
+
+
+def unreadable_files(text: str, own: Sequence[str], *, starting: bool) -> str | None:
+    """The file that an exception says is missing or unreadable, as where its file system is away for a while; None if it says none.
+
+    A file that is not there may as well be a name that is wrong. It counts where it is data of the run, or where a start that went
+    well before needs it now.
+
+    Args:
+        text: of the exception and its causes.
+        own: how the paths of the run's own data begin.
+        starting: the rank had not begun to train.
+    """
+    for line in text.splitlines():
+        if (shown := _OS_ERROR.search(line)) is None:
+            continue
+        number = int(shown["python"] or shown["rust"])
+        named = _NAMED_FILE.search(line)
+        path = named["path"] if named is not None else None
+        absent = number == errno.ENOENT and path is not None and (starting or path.startswith(tuple(own)))
+        if absent or number in _OF_STORAGE or (number in _OF_NAMED_FILES and path is not None):
+            return path or UNNAMED
     return None
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from checkpoint import given
+
 if TYPE_CHECKING:
     from resilient.worker import Config
     from trainer.model import GPT
@@ -14,8 +16,8 @@ app = typer.Typer(
     no_args_is_help=True, help="Use what was trained: evaluate it, write text, export to Hugging Face.", add_completion=False
 )
 
-Where = Annotated[Path, typer.Argument(help="a checkpoint (step-...), or a run directory: its newest one")]
-TokenizerFile = Annotated[Path | None, typer.Option(help="tokenizer.json; else the one the data was made with", dir_okay=False)]
+Where = Annotated[Path, typer.Argument(help="a checkpoint (step-...), or a run directory: its newest one", parser=given.path)]
+TokenizerFile = Annotated[Path | None, typer.Option(help="tokenizer.json; else the one the data was made with", parser=given.path)]
 
 
 @app.command()
@@ -67,7 +69,7 @@ def generate(
 @app.command()
 def export(
     checkpoint: Where,
-    output: Annotated[Path, typer.Argument(help="directory to make")],
+    output: Annotated[Path, typer.Argument(help="directory to make", parser=given.path)],
     dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="of the weights")] = "bf16",
     tokenizer: TokenizerFile = None,
 ) -> None:
@@ -97,7 +99,9 @@ def evaluate(
     checkpoint: Where,
     data: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PREFIX", help="an indexed dataset, read whole; again for more. Else the campaign's own"),
+        typer.Option(
+            metavar="PREFIX", help="an indexed dataset, read whole; again for more. Else the campaign's own", parser=given.path
+        ),
     ] = None,
     split: Annotated[Literal["train", "valid", "test"], typer.Option(help="of the campaign's own data")] = "valid",
     samples: Annotated[

@@ -17,6 +17,8 @@ def run(source: Path, form: str, output: Path, *, config: Path | None = None) ->
     """Import `source`. Raises Refusal, CheckpointError, OSError."""
     points = {point.name: point for point in entry_points(group=IMPORTERS)}
     if form in points:
+        if not source.is_dir():
+            raise Refusal(f"{source} {'is no directory' if source.exists() else 'is not there'}: SOURCE is what they have saved")
         return str(points[form].load()(source, output, config=config))
     if not points:
         raise Refusal(f"no installed package imports {form} (entry-point group {IMPORTERS}); install the one that trains", UNUSABLE)

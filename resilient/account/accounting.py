@@ -50,7 +50,7 @@ class Accounting:
         span: seconds by part that are in no sum yet, all with the same number of ranks; `unweighted` those until it is known.
         before: generation and step of the last line of metrics.
         given_up: the generation that the last fault ended.
-        open: numbers of incidents that are not over; the first of `kept.incidents` has the number `dropped`.
+        open: numbers of incidents that are kept and not over, ascending; the first of `kept.incidents` has the number `dropped`.
         held: lines from a fault on of which nothing says yet what was done about it.
         idle_s: between steps since snapshots were last told by their sum, as far as nothing says what they were for.
         degraded: faults of storage that are not over, the newest.
@@ -142,9 +142,9 @@ class Accounting:
         self.kept.wall_s += seconds
         self.span[part] = self.span.get(part, 0.0) + seconds
         if self.open and part not in ("productive", "data"):
-            for incident in self._opened()[:1]:
-                for sums in (incident.seconds, self._kind(incident.kind).seconds):
-                    sums[part] = sums.get(part, 0.0) + seconds
+            incident = self.kept.incidents[self.open[0] - self.dropped]
+            for sums in (incident.seconds, self._kind(incident.kind).seconds):
+                sums[part] = sums.get(part, 0.0) + seconds
         if self.kept.runs:
             run = self.kept.runs[-1]
             run.until_t = max(run.until_t, self.cursor)
@@ -175,9 +175,6 @@ class Accounting:
             self.unweighted = {}
             for note in self.notes.values():
                 note.ranks = ranks if note.ranks is None else note.ranks
-
-    def _opened(self) -> list[Incident]:
-        return [self.kept.incidents[number - self.dropped] for number in self.open if number >= self.dropped]
 
     def _kind(self, name: str) -> Kind:
         kinds = self.kept.kinds
@@ -316,6 +313,7 @@ class Accounting:
         if self.keep is not None and len(incidents) > self.keep:
             del incidents[0]
             self.dropped += 1
+            self.open = [number for number in self.open if number >= self.dropped]
 
     def _recovered(self, line: TimelineEntry) -> None:
         if line.fault_id in self.degraded:
@@ -323,9 +321,7 @@ class Accounting:
             self._kind(STORAGE).recovered += 1
         still = []
         for number in self.open:
-            incident = self.kept.incidents[number - self.dropped] if number >= self.dropped else None
-            if incident is None:
-                continue
+            incident = self.kept.incidents[number - self.dropped]
             if incident.fault_id != line.fault_id:
                 still.append(number)
                 continue

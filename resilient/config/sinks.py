@@ -26,7 +26,7 @@ class OTLP(Section):
     endpoint: WebAddress = Field("http://localhost:4318", description="of the collector; /v1/metrics and /v1/logs are added")
     headers_file: Path | None = Field(None, description="lines of `Name: value`, as for credentials")
     every_s: Seconds = Field(15.0, description="between two times at which measures are sent")
-    timeout_s: Seconds = Field(10.0, description="of a request")
+    timeout_s: Seconds = Field(10.0, description="for an answer, its head as a whole")
 
 
 class WandB(Section):
@@ -55,7 +55,7 @@ class Webhook(Section):
     )
     pause_s: Seconds = Field(5.0, description="between two requests; what has happened in the meantime is sent together")
     most: Count = Field(50, description="events in a request")
-    timeout_s: Seconds = Field(10.0, description="for an answer")
+    timeout_s: Seconds = Field(10.0, description="for an answer, its head as a whole")
     beat_s: Seconds | None = Field(
         None, description="a dead man's beat: so often a request says that the driver is alive, and how far training has come"
     )

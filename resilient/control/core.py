@@ -59,7 +59,7 @@ def core_of(job: JobSpec, last_generation: int) -> Core:
         incidents=incidents,
         roll_backs=roll_backs,
         generations=generations,
-        ends=WorkerEnds(),
+        ends=WorkerEnds(job.files),
         watchdog=Watchdog(job.hang),
         inspector=Inspector(membership.node_rank_of),
         stragglers=Stragglers(job.stragglers) if job.stragglers is not None else None,

@@ -1,6 +1,6 @@
 """How the workers of the present generation have ended so far, and what that comes to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from resilient.faults import Fault, WorkerEnd, from_ends
@@ -15,7 +15,9 @@ Outcome = Literal["blame", "ask", "all_ended", "wait"]
 class WorkerEnds:
     """Invariant: `settling` from the first failure that blames a peer until the fault is found or the generation is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Sequence[str] = ()) -> None:
+        """Args: files: how the paths of the run's own data begin."""
+        self._files = files
         self._ends: list[WorkerEnd] = []
         self._world_size = 0
         self._settle_until_s: float | None = None
@@ -80,4 +82,12 @@ class WorkerEnds:
 
     def fault(self, fault_id: str, resumed_step: int | None, now: float, restarted_t: float | None = None) -> Fault:
         """Whose fault it is; unix seconds, see `from_ends`."""
-        return from_ends(fault_id, self._ends, resumed_step=resumed_step, now=now, restarted_t=restarted_t, stopped=self.stopped)
+        return from_ends(
+            fault_id,
+            self._ends,
+            resumed_step=resumed_step,
+            now=now,
+            restarted_t=restarted_t,
+            stopped=self.stopped,
+            files=self._files,
+        )

@@ -92,6 +92,7 @@ class Generations:
         self.run: Run | None = None
         self.hold: Hold | None = None  # of the generation that runs
         self.last_step = 0  # of the job
+        self.trained = False  # a step was finished in this job
         self._began_t = 0.0
         self._prepared = False
         self._not_before_s = 0.0
@@ -299,7 +300,7 @@ class Generations:
             if run.step != NO_STEP:
                 run.step_s = (heartbeat.beat_t - run.beat_t) / (heartbeat.step - run.step)
             run.step, run.beat_t, run.observed = heartbeat.step, heartbeat.beat_t, heartbeat.observed
-            self.last_step = max(run.step, run.metrics_step)
+            self.last_step, self.trained = max(run.step, run.metrics_step), True
             self._roll_backs.step_finished()
             self._incidents.step_finished(run.step, run.beat_t, run.resumed_step or 0, self.generation, out)
 

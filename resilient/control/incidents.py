@@ -62,6 +62,7 @@ class Incidents:
             "detail": fault.detail,
             "evidence": fault.evidence,
             "detect_s": round(fault.detect_s, 4),
+            **({"files": fault.files} if fault.files is not None else {}),
             **_total("ranks", fault.ranks),
             **_total("nodes", fault.nodes),
         }

@@ -39,6 +39,7 @@ class JobSpec:
         saved_step: after which it wrote its newest checkpoint by itself, in earlier jobs.
         stage_nodes: nodes that shard the state of a pipeline stage among them, which are to lie below one switch.
         places: in the fabric by host, where a file tells; else agents do.
+        files: how the paths of the run's own data begin.
         changes: of the config since the job before, as `config_changed` tells them.
         without_spare: what becomes of a node that is gone, where fewer could go on.
         rates: of training by number of ranks, as shares of the full one; where it is not said, that of the ranks.
@@ -67,6 +68,7 @@ class JobSpec:
     saved_step: int | None = None
     stage_nodes: int = 1
     places: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
     changes: tuple[Mapping[str, object], ...] = ()
     without_spare: Choice | Literal["auto"] = "shrink"
     rates: Mapping[int, float] = field(default_factory=dict)

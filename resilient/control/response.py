@@ -35,7 +35,8 @@ class Response:
     def on_fault(self, fault: Fault, when: Moment, out: Outbox, outage: str | None = None) -> None:
         """A fault of ranks. Args: outage: what a link of the group does, or did a moment ago."""
         self._core.generations.announce(None, None, when, out)
-        fault = replace(fault, attempt=self._core.generations.attempt(when))
+        files = fault.files if self._core.generations.trained else None  # before that, nobody has ever found them
+        fault = replace(fault, attempt=self._core.generations.attempt(when), files=files)
         action = decide(self._situation(fault, when, outage))
         down_since_t = self._down_since_t(fault, when)
         self._core.incidents.respond(fault, action, down_since_t, when.now, self._core.generations.generation, out)

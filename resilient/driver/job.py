@@ -2,13 +2,13 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from checkpoint.naming import steps
-from resilient import storage
+from resilient import entry, storage
 from resilient.campaign import places_in
 from resilient.config import Config, Layout, layouts_by_ranks
 from resilient.config.timeouts import timeouts
@@ -61,6 +61,7 @@ def job_of(
         saved_step=past.saved.step if past.saved is not None else None,
         stage_nodes=max(1, layout.nodes // (layout.pp * layout.dp_replicate)),
         places=places_in(config.cluster.fabric),
+        files=own_files(config),
         changes=changes,
         without_spare=config.resilience.without_spare,
         rates={} if config.is_script else _rates(config, layout),
@@ -105,8 +106,38 @@ def budget(config: Config) -> Budget:
     """How much trouble the config puts up with."""
     resilience = config.resilience
     return Budget(
-        resilience.max_restarts_per_hour, resilience.give_up_after_same_step, resilience.backoff_s, resilience.max_roll_backs
+        resilience.max_restarts_per_hour,
+        resilience.give_up_after_same_step,
+        resilience.backoff_s,
+        resilience.max_roll_backs,
+        resilience.files_patience_s,
     )
+
+
+def own_files(config: Config) -> tuple[str, ...]:
+    """How the paths of the run's own data begin: those that the config names, and words for the entry point that are paths."""
+    data, entry_point = config.data, entry.parse(config.entrypoint)
+    texts = data.text if isinstance(data.text, list) else []
+    weighted = data.path if isinstance(data.path, list) else []
+    of_data = [data.path] if isinstance(data.path, Path) else [each.path for each in weighted]
+    tokenizer = [data.tokenizer.vocab_file, data.tokenizer.merges_file]
+    named = [*texts, *of_data, *tokenizer, config.run_dir, entry_point.script]
+    words = [word.rpartition("=")[2] for word in [*entry_point.args, *_words(config.args)]]
+    given = [Path(word) for word in words if os.sep in word or (word and Path(word).exists())]
+    paths = [path for path in [*named, *given] if path is not None]
+    return tuple(sorted({text for path in paths for text in (str(path), str(path.absolute())) if text not in (".", os.sep)}))
+
+
+def _words(values: object) -> Iterator[str]:
+    """All texts in what a config gives to its entry point."""
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from _words(value)
+    elif isinstance(values, list):
+        for value in values:
+            yield from _words(value)
 
 
 def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[InvalidationRule, ...] = ()) -> StoragePlan:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from checkpoint.locks import flock, has_no_links
-from checkpoint.run_lease import LEASE, LEASE_S, LOCK, PATIENCE_S, POLL_S, RENEW_S, Owner, holder, machine_id, read
-from resilient import pid_namespace
+from checkpoint.run_lease import LEASE, LEASE_S, LOCK, PATIENCE_S, POLL_S, RENEW_S, Owner, ahead_s, holder, machine_id, read
+from resilient import clock, pid_namespace
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm.allocation import own_job
 
@@ -35,6 +35,7 @@ __all__ = [
     "Owner",
     "RunLease",
     "Seen",
+    "ahead_s",
     "holder",
     "judge",
     "machine_id",
@@ -275,7 +276,7 @@ def _place(directory: Path) -> tuple[int, int] | None:
 
 
 def _owner(pid: int, machine: str, token: str) -> Owner:
-    return Owner(socket.gethostname(), pid, own_job(os.environ), machine, token, pid_namespace.own())
+    return Owner(socket.gethostname(), pid, own_job(os.environ), machine, token, pid_namespace.own(), clock.zero())
 
 
 def _boot_time() -> float:

@@ -38,7 +38,7 @@ def inspect(run_dir: Path) -> Report:
     began = time.monotonic()
     must_be_run_directory(run_dir)
     run_dir = run_dir.absolute()
-    found = [*_run_directory(run_dir), *_tiers(run_dir), *_memory(run_dir), *_listeners(run_dir)]
+    found = [*_config(run_dir), *_run_directory(run_dir), *_tiers(run_dir), *_memory(run_dir), *_listeners(run_dir)]
     return Report(tuple(found), time.monotonic() - began)
 
 
@@ -49,8 +49,24 @@ def _configured(run_dir: Path, *keys: str) -> Any:
         for key in keys:
             found = found[key]
         return found
-    except (OSError, yaml.YAMLError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _config(run_dir: Path) -> Iterator[Finding]:
+    """Whether the config says what is right here; where it cannot, what follows is judged as if it said nothing."""
+    path = run_dir / "config.yaml"
+    why = "it is no mapping"
+    try:
+        if isinstance(yaml.safe_load(path.read_text()), dict):
+            return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        why = str(error.strerror)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        why = f"no valid YAML ({str(error).splitlines()[0]})"
+    yield Finding("config", "fail", f"{path} cannot be read: {why}; take it from a copy, or let the next job write it")
 
 
 def _mode_of(run_dir: Path) -> Mode:

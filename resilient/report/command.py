@@ -44,7 +44,7 @@ def gather(run_dir: Path, *, links_from: Path | None, every_s: float | None = No
         stacks = {} if links_from is None else _stacks(run_dir, links_from, listed(past))
         return Subject(str(run_dir.absolute()), summary, past, time.time(), stacks, _config(run_dir), every_s)
     except OSError as error:
-        raise EnvironmentUnusable(f"{run_dir} cannot be read: {error.strerror or error}") from None
+        raise EnvironmentUnusable(f"{error.filename or run_dir} cannot be read: {error.strerror or error}") from None
 
 
 def _read(run_dir: Path) -> tuple[Summary, Past]:

@@ -19,6 +19,7 @@ from mlflow.exceptions import MlflowException
 from resilient.config.sinks import MLflow
 from resilient.ledger import EVENTS, METRICS
 from resilient.sinks.base import Campaign, Line, NotTaken, Refused, Sink
+from resilient.sinks.in_time import in_time
 from resilient.sinks.trackers import mlflow_name, numbers_of, step_of
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 _TAG = "resilient.identity"
 _NAMES_CLASH = (NotADirectoryError, IsADirectoryError, FileExistsError)
 _MOST = 1000  # metrics that MLflow takes at a time
+ANSWER_S = 60.0  # for the whole of an answer
 
 
 class MLflowSink(Sink):
@@ -39,13 +41,18 @@ class MLflowSink(Sink):
         self._refused: set[str] = set()  # names that clash with others
         self._client = MlflowClient(wanted.uri or (campaign.run_dir / "mlruns").as_uri())
         name = wanted.experiment or campaign.name
+        with in_time(ANSWER_S):
+            self._run = self._found(name, campaign)
+
+    def _found(self, name: str, campaign: Campaign) -> str:
+        """The id of the campaign's run, which is made if need be."""
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
         found = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{campaign.identity}'")
         run = found[0] if found else self._client.create_run(experiment, run_name=campaign.name, tags={_TAG: campaign.identity})
-        self._run = run.info.run_id
         if found:
-            self._client.update_run(self._run, status="RUNNING")
+            self._client.update_run(run.info.run_id, status="RUNNING")
+        return str(run.info.run_id)
 
     def take(self, lines: Sequence[Line]) -> None:
         """Log their numbers; of a line by itself those that are taken, if any are. Raises Refused and NotTaken."""
@@ -66,7 +73,8 @@ class MLflowSink(Sink):
 
     def _end(self, status: str) -> None:
         try:
-            self._client.set_terminated(self._run, status)
+            with in_time(ANSWER_S):
+                self._client.set_terminated(self._run, status)
         except MlflowException as error:
             raise self._judged(error) from None
 
@@ -90,7 +98,8 @@ class MLflowSink(Sink):
 
     def _log(self, metrics: Sequence[Metric]) -> None:
         try:
-            self._client.log_batch(self._run, metrics=metrics)
+            with in_time(ANSWER_S):
+                self._client.log_batch(self._run, metrics=metrics)
         except MlflowException as error:
             if isinstance(error.__context__, _NAMES_CLASH):  # a file store keeps each metric in a file of its name
                 if len(metrics) == 1:
@@ -103,7 +112,8 @@ class MLflowSink(Sink):
         if error.error_code != "INVALID_PARAMETER_VALUE":
             return NotTaken(str(error))
         try:
-            is_there = self._client.get_run(self._run).info.lifecycle_stage == "active"
+            with in_time(ANSWER_S):
+                is_there = self._client.get_run(self._run).info.lifecycle_stage == "active"
         except MlflowException as unknown:
             return NotTaken(f"{error}; whether its run is there is not known: {unknown}")
         return Refused(str(error)) if is_there else NotTaken(str(error))

@@ -24,6 +24,7 @@ from resilient.config.sinks import OTLP
 from resilient.driver.display import describe
 from resilient.ledger import EVENTS, METRICS
 from resilient.sinks.base import Campaign, Line, NotTaken, Refused, Sink
+from resilient.sinks.in_time import in_time
 from resilient.sinks.measures import MEASURES, STEP_SECONDS, STEP_SECONDS_HELP, Values, measured
 from resilient.sinks.totals import STEP_BUCKETS_S, steps_of
 from resilient.sinks.webhook import is_for_good
@@ -44,6 +45,9 @@ class Answers(requests.Session):
 
     A body is not read, however long it is. A redirection, which exporters take for success, is a failure.
 
+    Args:
+        timeout_s: for the whole of an answer's head.
+
     Attributes:
         status: of the last answer; None: there was none.
         last: the last failure, in words.
@@ -52,16 +56,23 @@ class Answers(requests.Session):
     status: int | None = None
     last = ""
 
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__()
+        self._timeout_s = timeout_s
+
     def request(self, method: str, url: str | bytes, *args: Any, **more: Any) -> requests.Response:
         """Raises requests.RequestException."""
         self.status = None
         try:
-            with super().request(method, url, *args, **{**more, "stream": True}) as answer:
+            with in_time(self._timeout_s), super().request(method, url, *args, **{**more, "stream": True}) as answer:
                 self.status, self.last = answer.status_code, f"{url!s} answers {answer.status_code} {answer.reason}"
                 if 300 <= answer.status_code < 400:
                     raise requests.HTTPError(self.last)
         except requests.HTTPError:
             raise
+        except TimeoutError as error:
+            self.last = f"{url!s}: {error}"
+            raise requests.Timeout(self.last) from error
         except requests.RequestException as error:
             self.last = f"{url!s}: {_cause(error)}"
             raise
@@ -100,7 +111,7 @@ class OTLPSink(Sink):
         wanted = OTLP(**settings)
         headers = _headers(wanted.headers_file)
         base, timeout_s = wanted.endpoint.rstrip("/"), wanted.timeout_s
-        self._answers = Answers()
+        self._answers = Answers(timeout_s)
         self._logs = logs or OTLPLogExporter(f"{base}/v1/logs", headers=headers, timeout=timeout_s, session=self._answers)
         self._metrics = metrics or OTLPMetricExporter(
             f"{base}/v1/metrics", headers=headers, timeout=timeout_s, session=self._answers

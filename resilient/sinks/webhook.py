@@ -13,6 +13,7 @@ from resilient.driver.display import describe
 from resilient.exits import Exit
 from resilient.ledger import EVENTS
 from resilient.sinks.base import Campaign, Line, NotTaken, Refused, Sink
+from resilient.sinks.in_time import in_time
 
 TEXT_CHARACTERS = 1500  # of a text that is shortened: what chats show
 FIELD_CHARACTERS = 200  # of a field of an event that is shortened
@@ -124,7 +125,7 @@ class WebhookSink(Sink):
         data = strict_json.dumps(body, default=str).encode()
         request = urllib.request.Request(url, data, self._headers, method="POST")
         try:
-            with self._opener.open(request, timeout=self._wanted.timeout_s):
+            with in_time(self._wanted.timeout_s), self._opener.open(request, timeout=self._wanted.timeout_s):
                 return
         except urllib.error.HTTPError as error:
             with error:

@@ -39,14 +39,14 @@ TEXTS = {
     "value of the dict extra",
     "hook": "the communication hook %s of DistributedDataParallel has a state, a %s: no snapshot has it, and it begins anew "
     "after a restart. Give something with state_dict and load_state_dict for it, as a value of the dict extra",
-    "gradients": "no optimizer that resilient.attach was given has %s, and gradients of that are kept from step to step: no "
+    "gradients": "no optimizer that resilient.attach was given has %s, and gradients are kept there from step to step: no "
     "snapshot has them, and what they count in, as clipping by the norm of all gradients, is another after a restart."
     " Freeze by requires_grad_(False) what is not trained, or clear all gradients with model.zero_grad()",
     "buffers": "no snapshot has buffers that are not persistent, and there is something else than in the first step in %s. Where"
     " that is more than a cache, call register_buffer with persistent=True",
-    "frozen": "%s was trained when the snapshot was taken, and is frozen in the first step after it: requires_grad is in no "
+    "frozen": "requires_grad of %s was on when the snapshot was taken, and is off in the first step after it: it is in no "
     "snapshot. Set it by the number of the step, and not once when a step comes",
-    "trained": "%s was frozen when the snapshot was taken, and is trained in the first step after it: requires_grad is in no "
+    "trained": "requires_grad of %s was off when the snapshot was taken, and is on in the first step after it: it is in no "
     "snapshot. Set it by the number of the step, and not once when a step comes",
 }
 FRAMES = 10  # above an optimizer's step, in which a gradient scaler is looked for

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from resilient import entries, ledger
-from resilient.driver.lease import holder
+from resilient.driver.lease import ahead_s, holder
 from resilient.exits import ForeseenError
 from resilient.processes import must_be_run_directory
 from resilient.slurm.succession import Succession
@@ -39,7 +39,7 @@ def look(run_dir: Path, now: float) -> Seen:
         finished = {}  # somebody has submitted it again since
     return Seen(
         name=str(started.get("name") or (succession.name if succession is not None else run_dir.absolute().name)),
-        now=now,
+        now=now + ahead_s(owner),
         step=int(last.get("step", 0)),
         target_step=started.get("target_step"),
         loss=float(loss) if loss is not None and math.isfinite(loss) else None,
@@ -91,7 +91,7 @@ class _Look:
         except ForeseenError as error:
             self._found.append(str(error))
         except OSError as error:
-            self._found.append(f"{self._run_dir} cannot be read: {error.strerror or error}")
+            self._found.append(f"{error.filename or self._run_dir} cannot be read: {error.strerror or error}")
 
     def wait(self, most_s: float) -> None:
         """Until it is over, or its limit, or so long."""

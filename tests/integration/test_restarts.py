@@ -120,7 +120,7 @@ def test_the_same_exception_three_times_gives_up_with_the_culprits_traceback_and
     line = 1 + Path(__file__).with_name("toys.py").read_text().split("raise ValueError")[0].count("\n")
     assert re.search(rf"raised in: \S*/toys.py:{line} in count", page)
     assert "Traceback (most recent call last)" in page
-    assert "step 10 is durable" in page
+    assert "step 10 is the newest" in page
     assert f"toys.py:{line} in count" in run.output
     assert "raise ValueError" in run.output
 

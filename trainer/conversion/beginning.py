@@ -14,10 +14,10 @@ import yaml
 from torch import Tensor
 
 import checkpoint
-from checkpoint import CheckpointMismatch, LocalShard
+from checkpoint import CheckpointError, CheckpointMismatch, LocalShard
 from checkpoint.errors import naming
 from resilient.worker import Config, ConfigError, load_config
-from trainer.conversion.families import Described, ImportRefused, Piece
+from trainer.conversion.families import Described, ImportRefused, Piece, SourceUnusable
 from trainer.data.errors import DataError
 from trainer.shape import GPTShape, Weight, shape_of
 from trainer.sources import vocabulary
@@ -104,9 +104,16 @@ def write(
 
 
 def refused_as_mismatch(work: Callable[[], str]) -> str:
-    """What `work` says; what it refuses becomes a CheckpointMismatch, as the entry points of `resilient.importers` promise."""
+    """What `work` says; what it refuses becomes what the entry points of `resilient.importers` promise.
+
+    Raises:
+        CheckpointError: the source is not there, or is damaged.
+        CheckpointMismatch: it, or the config, is not what can be gone on from.
+    """
     try:
         return work()
+    except SourceUnusable as error:
+        raise CheckpointError(str(error)) from error
     except (ImportRefused, ConfigError, DataError) as error:
         raise CheckpointMismatch(str(error)) from error
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.conversion.families import ImportRefused
+from trainer.conversion.families import ImportRefused, SourceUnusable
 from trainer.conversion.pickled import Inert, fields, is_tensor, load_description, load_part
 
 Sizes = tuple[int, ...]
@@ -70,7 +70,7 @@ class DCPFiles:
             tensors = {_text(name): fields(entry) for name, entry in entries.items() if _is_a(entry, "TensorStorageMetadata")}
             self.tensors: Mapping[str, Stored] = {name: _stored(name, entry, places) for name, entry in tensors.items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ImportRefused(f"{path} is damaged: {error!r}") from error
+            raise SourceUnusable(f"{path} is damaged: {error!r}") from error
         self.objects: Mapping[str, Slice] = {name: place for (name, _), place in places.items() if name not in self.tensors}
 
     def read(self, name: str, layer: int | None = None) -> Tensor:

@@ -21,6 +21,10 @@ class ImportRefused(Exception):
     """This trainer cannot compute what the source computes, or the source is not what it says."""
 
 
+class SourceUnusable(ImportRefused):
+    """The source is not there, is damaged, or cannot be read."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """Where a parameter comes from.

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from trainer.conversion.families import ImportRefused
+from trainer.conversion.families import ImportRefused, SourceUnusable
 
 _MOST_BYTES = 1 << 30  # of a description in a pickle
 
@@ -72,7 +72,7 @@ def load_saved(path: Path) -> Any:
         with torch.serialization.safe_globals([(stand_in(name), name) for name in names]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except _DAMAGE as error:
-        raise ImportRefused(f"{path} is no whole file of torch.save in its present format: {_short(error)}") from error
+        raise SourceUnusable(f"{path} is no whole file of torch.save in its present format: {_short(error)}") from error
 
 
 def load_part(path: Path, offset: int, length: int) -> Any:
@@ -81,7 +81,7 @@ def load_part(path: Path, offset: int, length: int) -> Any:
         with path.open("rb") as file:
             size = file.seek(0, io.SEEK_END)
             if offset < 0 or length < 1 or offset + length > size:
-                raise ImportRefused(f"{path} has {size} bytes, and should have {length} at {offset}")
+                raise SourceUnusable(f"{path} has {size} bytes, and should have {length} at {offset}")
             file.seek(offset)
             part = io.BytesIO(file.read(length))
         names = _names(part)
@@ -89,7 +89,7 @@ def load_part(path: Path, offset: int, length: int) -> Any:
         with torch.serialization.safe_globals([(stand_in(name), name) for name in names]):
             return torch.load(part, map_location="cpu", weights_only=True)
     except _DAMAGE as error:
-        raise ImportRefused(f"{path} is damaged from byte {offset} on: {_short(error)}") from error
+        raise SourceUnusable(f"{path} is damaged from byte {offset} on: {_short(error)}") from error
 
 
 def load_description(path: Path) -> Any:
@@ -101,7 +101,7 @@ def load_description(path: Path) -> Any:
         try:
             return _Descriptions(file).load()
         except _DAMAGE as error:
-            raise ImportRefused(f"{path} is damaged: {_short(error)}") from error
+            raise SourceUnusable(f"{path} is damaged: {_short(error)}") from error
 
 
 def is_tensor(value: object) -> bool:

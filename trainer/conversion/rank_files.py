@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.conversion.families import ImportRefused
+from trainer.conversion.families import ImportRefused, SourceUnusable
 from trainer.conversion.megatron_names import layer_of, merge_of, settled
 from trainer.conversion.optimizer_state import WEIGHT, NotReadable, by_parameter
 from trainer.conversion.pickled import fields, is_tensor, load_saved
@@ -126,7 +126,7 @@ def _ranks(directory: Path) -> tuple[int, int]:
     ranks = {(int(match[1]), int(match[2] or 0)) for match in found}
     tp, pp = (1 + max((rank[which] for rank in ranks), default=-1) for which in (0, 1))
     if not ranks or len(ranks) != tp * pp or len(found) != len(ranks):
-        raise ImportRefused(
+        raise SourceUnusable(
             f"{directory} has {len(found)} directories mp_rank_TT or mp_rank_TT_PPP, which are not those of all ranks"
         )
     return tp, pp

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainer.conversion.families import ImportRefused
+from trainer.conversion.families import ImportRefused, SourceUnusable
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_BYTES = 64 << 20  # of a JSON file
@@ -35,11 +35,11 @@ class Source:
         elif (directory / _WHOLE).is_file():
             files = [_WHOLE]
         else:
-            raise ImportRefused(f"{directory} has neither {_WHOLE} nor {_INDEX}; other formats of weights are not read")
+            raise SourceUnusable(f"{directory} has neither {_WHOLE} nor {_INDEX}; other formats of weights are not read")
         self._file_of: dict[str, tuple[str, str]] = {}
         for file in files:
             if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ImportRefused(f"{directory / _INDEX} names {file!r}, which is no safetensors file beside it")
+                raise SourceUnusable(f"{directory / _INDEX} names {file!r}, which is no safetensors file beside it")
             for name in self._keys(file):
                 self._file_of[self._settled(name)] = (file, name)
         self.names = tuple(self._file_of)
@@ -47,21 +47,21 @@ class Source:
     def read(self, name: str) -> Tensor:
         """A tensor. Raises ImportRefused."""
         if name not in self._file_of:
-            raise ImportRefused(f"{self._directory} has no tensor {name}")
+            raise SourceUnusable(f"{self._directory} has no tensor {name}")
         file, key = self._file_of[name]
         try:
             with safe_open(self._directory / file, framework="pt") as opened:
                 tensor: Tensor = opened.get_tensor(key)
                 return tensor
         except (SafetensorError, OSError) as error:
-            raise ImportRefused(f"{self._directory / file}: {name} cannot be read: {error}") from error
+            raise SourceUnusable(f"{self._directory / file}: {name} cannot be read: {error}") from error
 
     def _keys(self, file: str) -> list[str]:
         try:
             with safe_open(self._directory / file, framework="pt") as opened:
                 return list(opened.keys())
         except (SafetensorError, OSError) as error:
-            raise ImportRefused(f"{self._directory / file} cannot be read: {error}") from error
+            raise SourceUnusable(f"{self._directory / file} cannot be read: {error}") from error
 
     def _settled(self, name: str) -> str:
         """GPT-2 is also stored without the prefix of its body."""
@@ -73,10 +73,10 @@ class Source:
 def _mapping(path: Path) -> Mapping[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            raise ImportRefused(f"{path} is not there, or is no file of at most {_MOST_BYTES >> 20} MiB")
+            raise SourceUnusable(f"{path} is not there, or is no file of at most {_MOST_BYTES >> 20} MiB")
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ImportRefused(f"{path} cannot be read: {error}") from error
+        raise SourceUnusable(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ImportRefused(f"{path} is not a mapping")
     return found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.conversion.dcp_files import DCPFiles
-from trainer.conversion.families import ImportRefused
+from trainer.conversion.families import ImportRefused, SourceUnusable
 from trainer.conversion.megatron_names import settled
 from trainer.conversion.optimizer_state import MASTER, WEIGHT
 from trainer.conversion.pickled import fields, load_saved
@@ -85,7 +85,7 @@ class TorchDist:
             found = self._files.object(_COMMON_STATE)
             found = found[0] if isinstance(found, list) and found else found
         else:
-            raise ImportRefused(f"{self._directory} has neither common.pt nor {_COMMON_STATE}, which have the model's arguments")
+            raise SourceUnusable(f"{self._directory} has neither common.pt nor {_COMMON_STATE}, which have the model's arguments")
         if not isinstance(found, dict):
             raise ImportRefused(f"{path}: the common state is not a mapping")
         return found
@@ -127,7 +127,7 @@ def _check_backend(directory: Path) -> None:
     try:
         found = json.loads(path.read_bytes()) if path.stat().st_size <= _MOST_BYTES else None
     except (ValueError, RecursionError) as error:
-        raise ImportRefused(f"{path} cannot be read: {error}") from error
+        raise SourceUnusable(f"{path} cannot be read: {error}") from error
     backend = found.get("sharded_backend") if isinstance(found, dict) else None
     if backend != "torch_dist":
         raise ImportRefused(f"{path} has sharded_backend {backend!r}; only 'torch_dist' is read")

@@ -1,6 +1,6 @@
 """`resilient data`: build datasets from the command line.
 
-Owns options, what is shown, and exit codes. Nothing but typer is imported until a command runs.
+Owns options, what is shown, and exit codes. Nothing heavy is imported until a command runs.
 """
 
 import sys
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from checkpoint import given
 
 if TYPE_CHECKING:
     from trainer.data.build import Progress
@@ -29,11 +31,16 @@ def _group() -> None:
 
 @app.command()
 def build(
-    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Text files, or JSONL files (.jsonl, .ndjson, .json).")],
-    output: Annotated[Path, typer.Option(metavar="PREFIX", help="Where to: PREFIX.bin, PREFIX.idx, PREFIX.tokenizer.json.")],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="Text files, or JSONL files (.jsonl, .ndjson, .json).", parser=given.path),
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="PREFIX", help="Where to: PREFIX.bin, PREFIX.idx, PREFIX.tokenizer.json.", parser=given.path)
+    ],
     vocab_size: Annotated[int, typer.Option(help="Size of the byte-level BPE that is trained, at least 257.")] = 4096,
-    vocab_file: Annotated[Path | None, typer.Option(help="GPT-2 vocab.json, instead of training.")] = None,
-    merges_file: Annotated[Path | None, typer.Option(help="GPT-2 merges.txt, with --vocab-file.")] = None,
+    vocab_file: Annotated[Path | None, typer.Option(help="GPT-2 vocab.json, instead of training.", parser=given.path)] = None,
+    merges_file: Annotated[Path | None, typer.Option(help="GPT-2 merges.txt, with --vocab-file.", parser=given.path)] = None,
     json_key: Annotated[str, typer.Option(help="Key of the text in a line of JSONL.")] = "text",
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     append_eod: Annotated[bool, typer.Option(help="End each document with the end-of-text token.")] = True,

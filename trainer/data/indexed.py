@@ -185,8 +185,8 @@ class IndexedDataset:
             with self._idx.open("rb") as file:
                 head = file.read(HEADER.size)
                 size = os.fstat(file.fileno()).st_size
-        except FileNotFoundError:
-            raise MissingError(f"there is no {self._idx}{self._hint()}") from None
+        except FileNotFoundError as error:
+            raise MissingError(f"there is no {self._idx}{self._hint()}") from error
         except OSError as error:
             raise StorageError(f"{self._idx} cannot be read: {error.strerror}") from error
         if not MAGIC.startswith(head[: len(MAGIC)]):
@@ -241,8 +241,8 @@ class IndexedDataset:
         expected = tokens * self.dtype.itemsize
         try:
             size = self._bin.stat().st_size
-        except FileNotFoundError:
-            raise MissingError(f"there is no {self._bin}, which {self._idx} belongs to; build it again") from None
+        except FileNotFoundError as error:
+            raise MissingError(f"there is no {self._bin}, which {self._idx} belongs to; build it again") from error
         except OSError as error:
             raise StorageError(f"{self._bin} cannot be read: {error.strerror}") from error
         if size != expected:
@@ -260,7 +260,7 @@ class IndexedDataset:
 def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens:
     try:
         return np.memmap(path, dtype, "r").view(np.ndarray)
-    except FileNotFoundError:  # it was there a moment ago
-        raise MissingError(f"there is no {path} any more") from None
+    except FileNotFoundError as error:  # it was there a moment ago
+        raise MissingError(f"there is no {path} any more") from error
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error

@@ -65,6 +65,11 @@ class Resilience(Section):
     run_dir_patience_s: Seconds | Auto = Field(
         "auto", description="training goes on for so long while the run directory cannot be written, then the job drains; auto: 900"
     )
+    files_patience_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_bool)] = Field(
+        300.0,
+        description="files that ranks find missing or unreadable are waited for so long, once ranks have trained in this job, "
+        "before that counts as a failure like others; 0: they are not waited for",
+    )
     hang_floor_s: Seconds = Field(
         10.0,
         description="shortest silence after which a rank is suspected of a hang; the limit itself is learned: five times "

@@ -64,6 +64,7 @@ def job(
     layouts: Mapping[int, Mapping[str, int]] | None = None,
     min_procs_per_node: int | None = None,
     script: bool = False,
+    files: tuple[str, ...] = (),
     **budget: int,
 ) -> JobSpec:
     return JobSpec(
@@ -86,6 +87,7 @@ def job(
         measured=measured or Measured(),
         min_procs_per_node=min_procs_per_node,
         script=script,
+        files=files,
     )
 
 

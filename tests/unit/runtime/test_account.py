@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.account import PARTS, account
+from resilient.account import PARTS, Accounting, account, in_order
 
 
 def event(t: float, what: str, generation: int = 1, **fields: Any) -> dict[str, Any]:
@@ -158,6 +158,20 @@ def test_steps_that_were_lost_by_faults_that_met_are_counted_once():
     found = account(events, [])
     assert [each.lost_steps for each in found.incidents] == [5, 7, 4]
     assert found.runs[0].lost_steps == sum(kind.lost_steps for kind in found.kinds.values()) == 7 + 4
+
+
+def test_faults_that_are_never_over_cost_no_more_each_however_many_there_are():
+    events = [event(0.0, "run_started")]
+    for number in range(1, 301):
+        t = 10.0 * number
+        events += [started(t, number), fault(t + 1, 0.1, number, generation=number), action(t + 1, "restart_workers", number)]
+    events.append(event(3010.0, "recovered", 300, fault_id="f300", step=3, downtime_s=1.0, lost_steps=0))
+    kept = Accounting(keep=20)
+    for _, line in in_order(events, []):
+        kept.event(line)
+        assert len(kept.open) <= 20
+    assert len(kept.open) == 19
+    assert kept.closed(3020.0).seconds == pytest.approx(account(events, [], now=3020.0).seconds)
 
 
 def test_a_step_that_a_lost_node_is_late_to_tell_of_is_not_the_last_one():

@@ -131,6 +131,7 @@ def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
         ({"class": "node"}, "take node 1 out"),
         ({"class": "transient"}, "network"),
         ({}, "mend the code, or the data that step 12 reads"),
+        ({"files": "/data/x.idx", "class": "node"}, "Bring back what is missing or unreadable, /data/x.idx"),
         ({"kind": "exit", "evidence": "killed"}, "dmesg"),
         ({"kind": "exit", "detail": "SIGKILL"}, "dmesg"),
         ({"kind": "exit", "detail": "exit code 3"}, "left with exit code 3 by itself"),
@@ -253,3 +254,22 @@ def test_lines_of_the_short_form_can_be_read_in_a_terminal():
 )
 def test_the_place_of_a_traceback(traceback, expected):
     assert place(traceback) == expected
+
+
+@pytest.mark.parametrize(
+    ("missed", "told"),
+    [
+        ([], "step 10 is the newest"),
+        ([9], "step 10 is the newest"),
+        ([11, 14], "step 10 is the newest; step 14 was due on tier scratch and left out"),
+    ],
+)
+def test_the_newest_checkpoint_is_told_and_one_that_was_due_after_it_and_left_out(missed: list[int], told: str):
+    left_out = [
+        {"event": "checkpoint_missed", "generation": 1, "step": step, "tier": "scratch", "reason": "busy", "count": 1, "t": 6.0}
+        for step in missed
+    ]
+    given = lines({})
+    found = diagnose([*given[:-2], *left_out, *given[-2:]], code=Exit.GAVE_UP, message="because of 1")
+    assert told in page(found)
+    assert ("left out" in page(found)) is ("left out" in told)

@@ -46,7 +46,23 @@ def spoilt(times: int, *checkpoints: int, fault: Fault = bad) -> Situation:
     return replace(given, roll_backs=[(each, RollBack(12 - k)) for k, each in enumerate(before)], checkpoints=checkpoints)
 
 
+away = replace(FAULT, kind="exception", cause="MissingError", step=None, files="/data/corpus.idx")
+
+
+def absent(times: int, seconds: float, *, fault: Fault = away) -> Situation:
+    """Files are away, and have been for so long, in which so many generations have found that."""
+    times_s = [NOW - seconds * (times - k) / times for k in range(times)] if times else []
+    return situation(fault, [(NOW - seconds - 1, FAULT), *((t, away) for t in times_s)])
+
+
 ROWS = [
+    (absent(0, 0.0), "restart_workers"),
+    (absent(20, 299.0), "restart_workers"),
+    (absent(20, 301.0), "give_up"),
+    (absent(20, 299.0, fault=replace(FAULT, step=None)), "restart_workers"),
+    (replace(absent(2, 9.0), budget=replace(BUDGET, files_patience_s=0.0)), "give_up"),
+    (replace(absent(20, 299.0), draining=True), "finish_drain"),
+    (absent(20, 299.0, fault=replace(away, final=78)), "give_up"),
     (situation(replace(FAULT, kind="storage", cause="run directory", ranks=()), draining=True), "degrade"),
     (situation(replace(lost, cause=UNFIT), draining=True), "exclude_node"),
     (situation(replace(lost, cause=ILL)), "exclude_node"),
@@ -101,6 +117,22 @@ def test_the_first_row_that_applies_decides(given, action):
 def test_every_row_is_reached_by_a_sample():
     hit = {next(i for i, row in enumerate(TABLE) if row.applies(given)) for given, _ in ROWS}
     assert hit == set(range(len(TABLE)))
+
+
+def test_the_reason_to_wait_for_files_names_them_and_the_patience():
+    reason = decide(absent(3, 9.0)).reason
+    assert "/data/corpus.idx is missing or unreadable" in reason and "up to 300 s" in reason
+
+
+def test_files_are_looked_for_a_last_time_when_the_patience_is_over():
+    assert decide(absent(20, 290.0)).delay_s == pytest.approx(10.0)
+    assert decide(absent(20, 100.0)).delay_s == 30.0
+
+
+def test_files_that_were_there_in_between_are_waited_for_anew():
+    progress = replace(away, step=14)
+    given = situation(replace(away, step=14), [(NOW - 1000, replace(away, step=13)), (NOW - 10, progress)])
+    assert given.files_s == 10.0 and decide(given).name == "restart_workers"
 
 
 def test_the_reason_to_give_up_names_failure_step_and_count():

@@ -1,8 +1,11 @@
 """What real messages say of their cause: samples from the issue trackers of NCCL, PyTorch, gloo, UCX and others, and from here."""
 
+import errno
+import os
+
 import pytest
 
-from resilient.symptoms import TABLE, diagnose, read, waited_in_vain
+from resilient.symptoms import TABLE, UNNAMED, diagnose, read, unreadable_files, waited_in_vain
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 RETRY = (
@@ -235,3 +238,51 @@ def test_waiting_in_vain_is_told_from_a_lost_connection():
     assert waited_in_vain(TRANSIENT[2][0])
     assert not waited_in_vain(REMOTE)
     assert not waited_in_vain(CLOSED)
+
+
+OWN = ("/data/corpus", "data/")
+
+
+def failed(number: int, path: str | None = "/data/corpus.idx") -> str:
+    """As Python tells it."""
+    error = OSError(number, os.strerror(number)) if path is None else OSError(number, os.strerror(number), path)
+    return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EROFS, errno.EREMOTEIO, errno.EUCLEAN])
+def test_an_error_of_storage_is_of_a_file_that_cannot_be_read_wherever_that_is(number):
+    assert unreadable_files(failed(number, "/elsewhere/x"), OWN, starting=False) == "/elsewhere/x"
+    assert unreadable_files(failed(number, None), OWN, starting=False) == UNNAMED
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO]
+)
+def test_an_error_that_connections_have_too_is_of_storage_where_it_names_a_file(number):
+    assert unreadable_files(failed(number), OWN, starting=False) == "/data/corpus.idx"
+    assert unreadable_files(failed(number, None), OWN, starting=True) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "starting", "path"),
+    [
+        (failed(errno.ENOENT), False, "/data/corpus.idx"),
+        (failed(errno.ENOENT, "data/shard-3"), False, "data/shard-3"),
+        (failed(errno.ENOENT, "/tmp/results.txt"), False, None),
+        (failed(errno.ENOENT, "/tmp/it's.txt"), True, "/tmp/it's.txt"),
+        (failed(errno.ENOENT, None), True, None),
+        (f"MissingError: there is no /data/corpus.idx; build it\n{failed(errno.ENOENT)}", False, "/data/corpus.idx"),
+        (
+            f"RuntimeError: Caught OSError in DataLoader worker process 0.\nTraceback\n{failed(errno.ESTALE)}",
+            False,
+            "/data/corpus.idx",
+        ),
+        ("SafetensorError: I/O error: Input/output error (os error 5)", False, UNNAMED),
+        (failed(errno.EACCES), True, None),
+        (failed(errno.ENOSPC), True, None),
+        (failed(errno.ECONNRESET), True, None),
+        ("ValueError: no such file", True, None),
+    ],
+)
+def test_files_that_are_missing_are_told_from_names_that_are_wrong(text, starting, path):
+    assert unreadable_files(text, OWN, starting=starting) == path

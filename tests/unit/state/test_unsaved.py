@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import resilient
 from resilient import worker
 from resilient.state.modules import ModelTensors
-from resilient.state.unsaved import Unsaved
+from resilient.state.unsaved import TEXTS, Unsaved, _named
 
 
 class LessGiven(Script):
@@ -88,7 +88,7 @@ class HasBuffer(Script):
 
 
 class HasFreeParameters(Script):
-    said = "no optimizer that resilient.attach was given has model/3.weight and 1 other, and gradients of that are kept"
+    said = "no optimizer that resilient.attach was given has model/3.weight and 1 other, and gradients are kept there"
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,15 @@ def test_parameters_that_were_trained_before_a_restart_and_are_frozen_after_it_a
     second.done = LATE - 2  # it counts anew, and has not come to that step
     run(second, snapshots, AT + 1)
     (said,) = warnings()
-    assert "model/0.0.weight and 7 others was trained when the snapshot was taken, and is frozen" in said
+    assert "requires_grad of model/0.0.weight and 7 others was on when the snapshot was taken, and is off in the first step" in said
+
+
+@pytest.mark.parametrize(("count", "named"), [(1, "a"), (2, "a and 1 other"), (9, "a and 8 others")])
+@pytest.mark.parametrize("what", ["frozen", "trained", "gradients", "buffers"])
+def test_a_text_is_grammatical_for_one_name_for_two_and_for_many(what: str, count: int, named: str):
+    names = "abcdefghi"[:count]
+    said = TEXTS[what] % _named(names)
+    assert f" {named} was" in said or f" {named}, and gradients are" in said or f" in {named}. Where" in said
 
 
 @pytest.mark.usefixtures("alone")

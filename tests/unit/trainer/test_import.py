@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import checkpoint
 import trainer
-from checkpoint import CheckpointMismatch
+from checkpoint import CheckpointError, CheckpointMismatch
 from checkpoint.cli import app
 from checkpoint.tools.importing import IMPORTERS
 from resilient.worker import load_config
@@ -162,9 +162,10 @@ def test_a_source_that_is_not_what_it_says_leaves_nothing(tmp_path: Path):
     whole = tmp_path / "source" / "model.safetensors"
     tensors = load_file(whole)
 
-    def refused(message: str) -> None:
-        with pytest.raises(CheckpointMismatch, match=message):
+    def refused(message: str, kind: type[CheckpointError] = CheckpointMismatch) -> None:
+        with pytest.raises(CheckpointError, match=message) as refusal:
             import_checkpoint(tmp_path / "source", tmp_path / "run")
+        assert refusal.type is kind
         assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
     name = "model.layers.1.mlp.up_proj.weight"
@@ -181,13 +182,13 @@ def test_a_source_that_is_not_what_it_says_leaves_nothing(tmp_path: Path):
     refused("1000000000 layers, and there are 21 tensors")
     (whole.parent / "config.json").write_text(json.dumps(about))
     whole.write_bytes(whole.read_bytes()[:1000])
-    refused("cannot be read")
+    refused("cannot be read", CheckpointError)
     index = whole.parent / "model.safetensors.index.json"
     for damaged in ({}, {"weight_map": [name]}):
         index.write_text(json.dumps(damaged))
         refused("has no weight_map")
     index.write_text(json.dumps({"weight_map": {name: "../model.safetensors"}}))
-    refused("no safetensors file beside it")
+    refused("no safetensors file beside it", CheckpointError)
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from soak import soaked, soaked_after
 from trainer_ranks import steps, trained, write_config, write_dataset
 
 import checkpoint
-from checkpoint import CheckpointMismatch
+from checkpoint import CheckpointError
 from trainer.conversion import dcp_files
 from trainer.conversion.beginning import MODEL_FILE
 from trainer.conversion.families import ImportRefused
@@ -255,7 +255,7 @@ def test_a_checkpoint_runs_nothing(tmp_path: Path):
     check(tmp_path / "run", held)
     assert not mark.exists()
     files.save({"args": arguments(LLAMA), "iteration": ITERATION, "more": Evil(Path.touch, mark)}, common)
-    with pytest.raises(CheckpointMismatch, match="Trying to call reduce for unrecognized function"):
+    with pytest.raises(CheckpointError, match="Trying to call reduce for unrecognized function"):
         import_megatron(source, tmp_path / "other")
     assert not mark.exists()
     pickle.loads(described.read_bytes())  # which is how others read it
@@ -268,7 +268,7 @@ def test_a_source_that_is_not_whole_leaves_nothing(tmp_path: Path):
     dist = write_torch_dist(tmp_path / "dist", held, tp=2, pp=1) / f"iter_{ITERATION:07d}"
 
     def refused(source: Path, message: str) -> None:
-        with pytest.raises(CheckpointMismatch, match=message):
+        with pytest.raises(CheckpointError, match=message):
             import_megatron(source, tmp_path / "run")
         assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
