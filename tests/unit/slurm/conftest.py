@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from srun_steps import Steps
 
 from resilient.config import Config, load
 from resilient.slurm.succession import Succession
@@ -105,3 +106,9 @@ def going(config: Config, slurm) -> Succession:
     slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
     assert found.started("100", 0) is None
     return found
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Steps of Slurm whose srun is a process of this machine."""
+    return Steps(tmp_path, monkeypatch)

@@ -2,93 +2,26 @@
 
 import asyncio
 import itertools
-import json
 import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from srun_steps import ENDS, JOB, STAYS, Steps, options_of, seats_of, until
 
 from checkpoint import descriptors
-from resilient.agent.inspection import state_of
-from resilient.driver.launch import AgentCommand
 from resilient.exits import EnvironmentUnusable
-from resilient.slurm import launch, roster, step
+from resilient.slurm import roster, step
 from resilient.slurm.allocation import Allocation
-from resilient.slurm.launch import SlurmLauncher, own_addresses
+from resilient.slurm.launch import own_addresses
 from resilient.slurm.roster import Seat
 
-JOB = Allocation("77", ("n2", "n1", "n3", "n7"), (48, 48, 48, 48), 0)
 UNEVEN = Allocation("77", ("n1", "g1", "g2"), (8, 48, 48), 0, (0, 1, 1))
 
 # Says how it was called, then does what the file `does` says.
-SRUN = f"""#!{sys.executable}
-import json, os, sys, time
-with open("CALLS", "a") as calls:
-    os.getcwd()
-    calls.write(json.dumps([sys.argv[1:], dict(os.environ), os.getpid()]) + "\\n")
-exec(open("DOES").read())
-"""
-STAYS = "time.sleep(600)"
-ENDS = "pass"
-
-
-class Steps:
-    """A launcher whose srun is a process of this machine."""
-
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.directory = directory
-        (directory / "srun").write_text(SRUN.replace("CALLS", f"{directory}/calls").replace("DOES", f"{directory}/does"))
-        (directory / "srun").chmod(0o755)
-        (directory / "logs").mkdir()
-        monkeypatch.setenv("PATH", str(directory))
-        self.ended: list[tuple[int, int, str]] = []
-        self.does(STAYS)
-
-    def does(self, code: str) -> None:
-        (self.directory / "does").write_text(code)
-
-    def launcher(self, allocation: Allocation = JOB, **options: Any) -> SlurmLauncher:
-        environ = {"OMP_NUM_THREADS": "12"}
-        command = AgentCommand(
-            "n2:80", 4, self.directory, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "t0ken", environ, "INFO"
-        )
-        return SlurmLauncher(command, lambda *news: self.ended.append(news), allocation=allocation, **options)
-
-    def calls(self) -> list[tuple[list[str], dict[str, str], int]]:
-        path = self.directory / "calls"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
-
-    async def called(self, times: int) -> list[tuple[list[str], dict[str, str], int]]:
-        await until(lambda: len(self.calls()) >= times)
-        return self.calls()
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120.0):
-        while not what():
-            await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
-    return Steps(tmp_path, monkeypatch)
-
-
-def options_of(words: list[str]) -> dict[str, str]:
-    return dict(itertools.pairwise(words[: words.index("-m")]))
-
-
-def seats_of(environ: dict[str, str]) -> dict[str, Seat]:
-    return roster.read(environ["RESILIENT_ROSTER"])
 
 
 def test_all_agents_that_are_started_at_one_moment_are_one_step_that_outlives_a_lost_node(steps: Steps):
@@ -196,148 +129,6 @@ def test_all_agents_of_a_step_whose_srun_was_killed_have_ended(steps: Steps):
 
     asyncio.run(play())
     assert steps.ended == [(node, 1, f"its step on {JOB.hosts[node]} ended by SIGKILL; see logs/agents.log") for node in (0, 1, 3)]
-
-
-def test_the_srun_of_a_step_of_many_is_held_once_all_agents_have_connected_and_goes_on_at_the_end(steps: Steps):
-    """As it is, it would end the step when a node is up again before Slurm has called it down."""
-
-    async def play() -> None:
-        launcher = steps.launcher()
-        await asyncio.gather(*(launcher.launch(node, 1, prepare=False) for node in range(4)))
-        ((_, _, first),) = await steps.called(1)
-        for node in range(2):
-            launcher.connected(node)
-        await launcher.launch(3, 2, prepare=False)
-        _, (_, _, second) = await steps.called(2)
-        assert state_of(first) != "T"
-        launcher.connected(3)
-        assert state_of(first) != "T"
-        launcher.connected(2)
-        await until(lambda: state_of(first) == "T")
-        assert state_of(second) != "T"  # of one node: it can end no other
-        await launcher.close(0.0)
-        for pid in (first, second):
-            assert not Path(f"/proc/{pid}").exists()
-
-    asyncio.run(play())
-    assert steps.ended == []
-
-
-def test_an_srun_that_is_held_is_held_again_after_slurm_has_resumed_the_job(steps: Steps, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(step, "HOLD_AGAIN_S", 0.01)
-
-    async def play() -> None:
-        launcher = steps.launcher()
-        await asyncio.gather(*(launcher.launch(node, 1, prepare=False) for node in range(4)))
-        ((_, _, pid),) = await steps.called(1)
-        for node in range(4):
-            launcher.connected(node)
-        await until(lambda: state_of(pid) == "T")
-        os.kill(pid, signal.SIGCONT)
-        await until(lambda: state_of(pid) == "T")
-        await launcher.close(0.0)
-        assert not Path(f"/proc/{pid}").exists()
-
-    asyncio.run(play())
-    assert steps.ended == []
-
-
-HOLDS = """
-import asyncio, sys, time
-from resilient.slurm.roster import Seat
-from resilient.slurm.step import Step
-async def main():
-    step = await Step.start([sys.argv[1]], {}, {"n1": Seat(0, 1), "n2": Seat(1, 1)}, print, print, "logs/agents.log")
-    for node in range(2):
-        step.connected(node)
-    time.sleep(600)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("before", [[], ["nohup"]], ids=["", "nohup"])
-def test_an_srun_that_is_held_does_not_outlive_a_driver_that_is_killed(steps: Steps, before: list[str]):
-    driver = subprocess.Popen(
-        [*before, sys.executable, "-c", HOLDS, str(steps.directory / "srun")], env={"PYTHONPATH": ":".join(sys.path)}
-    )
-
-    async def play() -> None:
-        # Held before it could run a line; its parent tells of it.
-        children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children")
-        await until(lambda: bool(children.read_text().split()))
-        pid = int(children.read_text())
-        await until(lambda: state_of(pid) == "T")
-        driver.kill()
-        driver.wait()
-        await until(lambda: state_of(pid) in ("", "Z"))
-
-    asyncio.run(play())
-
-
-def test_a_step_that_cannot_be_started_is_told_of_every_node(steps: Steps):
-    (steps.directory / "srun").unlink()  # nothing else is on the PATH
-
-    async def play() -> None:
-        launcher = steps.launcher()
-        await asyncio.gather(*(launcher.launch(node, 1, prepare=False) for node in range(2)))
-        await launcher.close(0.0)
-
-    asyncio.run(play())
-    assert [news[:2] for news in steps.ended] == [(0, 1), (1, 1)]
-    assert "srun cannot be started" in steps.ended[0][2]
-
-
-SILENT = "Unable to confirm allocation for job 77: Socket timed out on send/recv operation"
-
-
-def test_agents_are_asked_for_again_as_long_as_slurm_does_not_answer(steps: Steps, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch, "AGAIN_S", 0.01)
-    calls = steps.directory / "calls"
-    steps.does(f"if len(open({str(calls)!r}).readlines()) < 3:\n    sys.exit('srun: error: {SILENT}')\n{STAYS}")
-
-    async def play() -> None:
-        launcher = steps.launcher()
-        await asyncio.gather(*(launcher.launch(node, 1, prepare=node == 2) for node in range(4)))
-        await until(lambda: len(steps.calls()) == 3 or bool(steps.ended))
-        await launcher.close(0.0)
-
-    asyncio.run(play())
-    assert [seats_of(environ) for _, environ, _ in steps.calls()] == [seats_of(steps.calls()[0][1])] * 3
-    assert all("--prepare-node" in words for words, _, _ in steps.calls())
-    assert steps.ended == []
-
-
-def test_an_agent_that_is_launched_anew_is_not_asked_for_twice(steps: Steps, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch, "AGAIN_S", 0.2)
-    steps.does(f"sys.exit('srun: error: {SILENT}')")
-
-    async def play() -> None:
-        launcher = steps.launcher()
-        await asyncio.gather(*(launcher.launch(node, 1, prepare=False) for node in range(2)))
-        await until(lambda: bool(launcher._unanswered))
-        steps.does(STAYS)
-        await launcher.launch(1, 2, prepare=False)
-        await steps.called(3)
-        await launcher.close(0.0)
-
-    asyncio.run(play())
-    seats = [seats_of(environ) for _, environ, _ in steps.calls()]
-    assert seats == [{"n2": Seat(0, 1), "n1": Seat(1, 1)}, {"n1": Seat(1, 2)}, {"n2": Seat(0, 1)}]
-
-
-@pytest.mark.parametrize(
-    ("line", "silent"),
-    [
-        (f"srun: error: {SILENT}", True),
-        ("srun: error: Unable to create step for job 77: Unable to contact slurm controller (connect failure)", True),
-        ("srun: error: Unable to confirm allocation for job 77: Invalid job id specified", False),
-        ("srun: error: Unable to create step for job 77: More processors requested than permitted", False),
-        ("srun: error: Task launch for StepId=77.0 failed on node n3: Socket timed out on send/recv operation", False),
-        (f"2: srun: error: {SILENT}", False),  # what a task prints has its label before it
-    ],
-)
-def test_an_srun_without_a_step_is_told_from_a_slurm_that_refuses(line, silent):
-    assert step.unanswered(line) is silent
 
 
 def test_nodes_of_other_components_or_with_other_cpus_are_steps_of_their_own(steps: Steps):
