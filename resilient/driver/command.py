@@ -79,7 +79,7 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         raise attribute(ConfigError(problems), config, given)
     if allocation is None:
         shares_of_gpus(loaded, layout)  # too few are refused before anything starts
-        _must_be_allowed(layout.world_size)
+        _must_be_allowed(layout.world_size, checked=loaded.resilience.health_check is not False)
     shrunk = allocation is not None and allocation.gone
     try:
         resumption = known.resume(loaded, None if shrunk else layout, told.accept, versions_here(loaded, allocation is not None))
@@ -143,11 +143,15 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     return code
 
 
-def _must_be_allowed(ranks: int) -> None:
-    """So many ranks, all on this machine, may have the processes and files that they need. Raises EnvironmentUnusable."""
+def _must_be_allowed(ranks: int, *, checked: bool) -> None:
+    """So many ranks, all on this machine, may have the processes and files that they need. Raises EnvironmentUnusable.
+
+    Args:
+        checked: nodes are. Where they are not, fewer files than are advised may do.
+    """
     descriptors.raise_limit()  # what this process may have, all that it starts may have
     limits = machine.limits_of()
-    too_few = [machine.too_few_files(limits, ranks), machine.too_few_processes(limits, ranks)]
+    too_few = [machine.too_few_files(limits, ranks) if checked else None, machine.too_few_processes(limits, ranks)]
     if found := [each for each in too_few if each is not None]:
         raise EnvironmentUnusable(f"{socket.gethostname()}: {'; '.join(found)}")
 

@@ -1,7 +1,7 @@
 """The process of the sinks: a pump for each. It belongs to a driver, which tells it every second that it gets on.
 
-Ends when the driver has closed the pipe and all was sent, or a little later without; what was not sent by then is sent by the next
-job's process.
+Ends with 0 when the driver has closed the pipe and all was sent, or with 1 a little later without; what was not sent by then is
+sent by the next job's process.
 """
 
 import logging
@@ -79,8 +79,8 @@ def pumps(settings: Settings, pulse: Pulse, ending: threading.Event) -> list[Pum
     ]
 
 
-def feed(settings: Settings, pulse: Pulse, ending: threading.Event) -> None:
-    """Start the pumps, and return once the job has ended and they have, or have had their time."""
+def feed(settings: Settings, pulse: Pulse, ending: threading.Event) -> bool:
+    """Start the pumps, and return once the job has ended and they have, or have had their time. Whether they have sent all."""
     while True:
         try:
             all_pumps = pumps(settings, pulse, ending)
@@ -88,16 +88,17 @@ def feed(settings: Settings, pulse: Pulse, ending: threading.Event) -> None:
         except OSError as error:
             log.warning("%s cannot be used: %s", settings.run_dir, error)
             if ending.wait(5.0):
-                return
+                return False
     for pump in all_pumps:
         pump.start()
     ending.wait()
     deadline = time.monotonic() + ENDING_S
     for pump in all_pumps:
         pump.join(max(0.0, deadline - time.monotonic()))
-    for pump in all_pumps:
-        if pump.is_alive():
-            log.warning("%s: has not taken all; the rest is for the next job", pump.name)
+    late = [pump.name for pump in all_pumps if pump.is_alive()]
+    for name in late:
+        log.warning("%s: has not taken all; the rest is for the next job", name)
+    return not late
 
 
 def _listen(pulse: Pulse, ending: threading.Event) -> None:
@@ -134,22 +135,23 @@ def main() -> None:
     _stand_back()
     with open(int(sys.argv[1]), "rb") as file:  # noqa: PTH123 - a descriptor
         settings = msgspec.json.decode(file.read(), type=built(Settings))
-    pulse, ending = Pulse(), threading.Event()
+    pulse, ending, sent = Pulse(), threading.Event(), threading.Event()
     threading.Thread(target=_listen, args=(pulse, ending), name="listen", daemon=True).start()
-    feeding = threading.Thread(target=_feed_logged, args=(settings, pulse, ending), name="feed", daemon=True)
+    feeding = threading.Thread(target=_feed_logged, args=(settings, pulse, ending, sent), name="feed", daemon=True)
     feeding.start()
     ending.wait()
     feeding.join(ENDING_S + 1.0)
-    os._exit(0)  # whatever its threads are waiting for
+    os._exit(0 if sent.is_set() else 1)  # whatever its threads are waiting for
 
 
-def _feed_logged(settings: Settings, pulse: Pulse, ending: threading.Event) -> None:
+def _feed_logged(settings: Settings, pulse: Pulse, ending: threading.Event, sent: threading.Event) -> None:
     """In a thread: the run directory may not answer."""
     try:
         _log_into(Path(settings.run_dir) / LOG)
     except OSError:
         logging.basicConfig(level=logging.CRITICAL)
-    feed(settings, pulse, ending)
+    if feed(settings, pulse, ending):
+        sent.set()
 
 
 if __name__ == "__main__":

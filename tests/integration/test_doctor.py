@@ -149,13 +149,13 @@ def test_a_process_may_have_too_few_files_open_and_json_has_all_that_was_looked_
 
 def test_a_run_on_a_node_that_is_not_fit_ends_before_its_first_step_and_says_why(counting: Counting):
     run = counting()
-    run.within = ["prlimit", "--nofile=200"]
+    run.within = ["prlimit", "--fsize=1048576"]
     assert run.run() == 69, run.output + run.logs()
-    assert "failed its health check: open files: a process may have 200 files open" in run.output
+    assert "failed its health check: file size: a file may have 1.0 MiB" in run.output
     (fault,) = run.events("fault")
     assert (fault["kind"], fault["nodes"]) == ("node_lost", [0])
     assert not run.events("generation_started")
-    assert run.events("health")[0]["findings"][0]["check"] == "open files"
+    assert run.events("health")[0]["findings"][0]["check"] == "file size"
     assert "Traceback" not in run.output + run.logs()
 
 
