@@ -50,7 +50,7 @@ class Snapshots:
         optimizer: as prepared; or several.
         scheduler: as prepared; or several.
         loader: as prepared, whose epochs follow one another.
-        extra: see `resilient.attach`.
+        extra: see `resilient.attach`. What `accelerator.register_for_checkpointing` was given before is kept, too.
 
     Raises ValueError where the state cannot be kept; else as `resilient.attach`.
     """
@@ -76,11 +76,18 @@ class Snapshots:
         self._accelerator, self._loader = accelerator, loader
         self._stops = False
         self._rest = _Rest(accelerator)
+        optimizers = [getattr(each, "optimizer", each) for each in _several(optimizer)]
+        schedulers = [getattr(each, "scheduler", each) for each in _several(scheduler)]
+        others = extra or {}
         self._attached = resilient.attach(
             model=model,
-            optimizer=[getattr(each, "optimizer", each) for each in _several(optimizer)],
-            scheduler=[getattr(each, "scheduler", each) for each in _several(scheduler)],
-            extra={"accelerate": self._rest, **(extra or {})},
+            optimizer=optimizers,
+            scheduler=schedulers,
+            extra={
+                "accelerate": self._rest,
+                **_registered(accelerator, [model, *optimizers, *schedulers, *others.values()]),
+                **others,
+            },
         )
 
     @property
@@ -148,6 +155,13 @@ class Snapshots:
         """Between two steps; before the first one of an attempt, random numbers are set to where they were."""
         self._stops = self._attached.should_stop() is not None
         return self._stops
+
+
+def _registered(accelerator: Accelerator, given: Sequence[object]) -> dict[str, Any]:
+    """What the script has registered for checkpoints, by name, without what it gives by itself."""
+    known = {id(each) for each in given} | {id(accelerator.unwrap_model(each)) for each in given if isinstance(each, Module)}
+    found = [getattr(each, "scheduler", getattr(each, "optimizer", each)) for each in accelerator._custom_objects]
+    return {f"registered {number}": each for number, each in enumerate(found) if id(each) not in known}
 
 
 def _is_fsdp2(accelerator: Accelerator) -> bool:

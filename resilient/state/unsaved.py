@@ -1,8 +1,8 @@
 """What a script trains with and no snapshot has: each is told once.
 
-Owns what is looked at: optimizers, schedulers, gradient scalers and communication hooks that `attach` was not given, gradients and
-buffers that nobody saves, and parameters that are frozen where they were not before. It is made after the first step, when all of
-these are there; it changes nothing, and what it cannot know it leaves unsaid.
+Owns what is looked at: optimizers, averages, schedulers, gradient scalers and communication hooks that `attach` was not given,
+gradients and buffers that nobody saves, and parameters that are frozen where they were not before. It is made after the first
+step, when all of these are there; it changes nothing, and what it cannot know it leaves unsaid.
 """
 
 import logging
@@ -20,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel
 
-from resilient.state import optimizers
+from resilient.state import averages, optimizers
 from resilient.state.arrays import sum_of_bits
 from resilient.state.modules import ModelTensors
 from resilient.state.randomness import generator_state
@@ -33,6 +34,8 @@ TEXTS = {
     "state. Make all optimizers before resilient.attach, and give them as a list",
     "aside": "an optimizer that resilient.attach was not given, %s, trains parameters that no snapshot has: they begin anew after "
     "a restart. Give their module as a value of the dict extra, and the optimizer with the others, as a list",
+    "average": "an average of weights that resilient.attach was not given, %s, is updated: no snapshot has it, and it begins anew "
+    "after a restart. Give it as a value of the dict extra",
     "scheduler": "optimizer %d has a scheduler that resilient.attach was not given: no snapshot has its position, and it begins "
     "anew after a restart. Give it as scheduler, or a list of all",
     "scaler": "the optimizer is stepped by a %s that resilient.attach was not given: no snapshot has its scale. Give it as a "
@@ -90,10 +93,12 @@ class Unsaved:
         if trained is not None:
             self._look_at_trained(trained)
         self._hook = register_optimizer_step_post_hook(self._after_optimizer)
+        self._end_averages = averages.listen(self._after_average)
 
     def close(self) -> None:
         """The loop is over: what the script trains now is something else."""
         self._hook.remove()
+        self._end_averages()
 
     def end_step(self) -> None:
         """A step of the loop is over."""
@@ -139,6 +144,11 @@ class Unsaved:
         """What is trained in one step of the loop alone, as an attack on the model, need not be saved."""
         if self._aside.setdefault(optimizer, self._steps) != self._steps and not self._may_be_given:
             self._tell("aside", _kind(optimizer))
+
+    def _after_average(self, average: AveragedModel) -> None:
+        saved = id(average) in self._given or any(id(each) in self._parameters for each in average.parameters())
+        if not saved and not self._may_be_given:
+            self._tell("average", _kind(average))
 
     def _look_at_scaler(self) -> None:
         frame = sys._getframe(2)

@@ -118,6 +118,23 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
     assert weights(run) == weights(calm) and weights(calm)
 
 
+@pytest.mark.timeout(300)
+def test_what_a_script_has_registered_with_accelerate_goes_on_after_kills(adapted: Adapted):
+    steps = 40
+    words = f"{PACED}{stands(steps)} {Path(__file__).with_name('accelerate_registered.py')} --steps {steps} --out ${{run_dir}}/out"
+    run = adapted("", steps, entrypoint=words).start()
+    for number, further in ((1, 7), (2, 12)):
+        kill(run, steps, number % 2, further)
+        recovered(run, number)
+    run.go_on()
+    assert run.wait(400) == 0, run.output + run.logs()
+    calm = adapted("", steps, "calm", entrypoint=words)
+    calm.go_on()
+    assert calm.run() == 0, calm.output + calm.logs()
+    assert run.losses() == calm.losses() and len(calm.losses()) == steps
+    assert weights(run) == weights(calm) and weights(calm)
+
+
 def stopped(run: Campaign) -> int:
     """The step at which a campaign ends that is asked to."""
     run.start()

@@ -110,7 +110,30 @@ class HasSecondModel(Script):
         self.its_optimizer.step()
 
 
-KINDS = [HasSecondModel, HasScheduler, HasOptimizers, HasAnotherInside, Scales, HasBuffer, HasFreeParameters]
+class Averages(Script):
+    """It has an average of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = torch.optim.swa_utils.AveragedModel(self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+
+    def step(self, inputs: torch.Tensor | None = None) -> None:
+        super().step(inputs)
+        self.average.update_parameters(self.model)
+
+
+class HasAverage(Averages, LessGiven):
+    given = staticmethod(lambda script: {"optimizer": script.optimizer, "scheduler": script.scheduler})
+    said = "an average of weights that resilient.attach was not given, torch.optim.swa_utils.AveragedModel, is updated"
+
+
+class GivesAverage(Averages, LessGiven):
+    given = staticmethod(
+        lambda script: {"optimizer": script.optimizer, "scheduler": script.scheduler, "extra": {"average": script.average}}
+    )
+
+
+KINDS = [HasSecondModel, HasScheduler, HasAverage, HasOptimizers, HasAnotherInside, Scales, HasBuffer, HasFreeParameters]
 
 
 @pytest.fixture
@@ -175,7 +198,7 @@ class TrainsAside(Script):
         scaler.step(torch.optim.SGD([aside]))
 
 
-@pytest.mark.parametrize("kind", [Script, Unfrozen, Clears, GivesScaler, GivesBoth, GivesSomethingElse, TrainsAside])
+@pytest.mark.parametrize("kind", [Script, Unfrozen, Clears, GivesScaler, GivesBoth, GivesSomethingElse, GivesAverage, TrainsAside])
 def test_nothing_is_told_where_all_is_given_or_nobody_knows(attempts: Attempts, kind: Any, warnings: Callable[[], list[str]]):
     attempts.begin()
     script = kind()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from nested_pytest import run
+from soak import soaked
 
 TESTS = """
 from pathlib import Path
@@ -18,7 +19,7 @@ def test_that_fails():
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["2", soaked("0")])
 def test_a_failure_that_never_comes_again_is_told_and_does_not_fail_the_run(tmp_path: Path, workers: str):
     status, output = run(tmp_path, TESTS.format(failing={0}), "--confirm-failures", "3", "-n", workers)
     assert (tmp_path / "count").read_text() == "xxxx"
@@ -26,7 +27,7 @@ def test_a_failure_that_never_comes_again_is_told_and_does_not_fail_the_run(tmp_
     assert "FLAKY test_it.py::test_that_fails failed beside other tests and passed 3 of 3 by itself" in output
 
 
-@pytest.mark.parametrize("failing", [{0, 1, 2, 3}, {0, 3}], ids=str)
+@pytest.mark.parametrize("failing", [{0, 1, 2, 3}, soaked({0, 3})], ids=str)
 def test_a_failure_that_comes_again_fails_the_run_and_shows_it(tmp_path: Path, failing: set[int]):
     status, output = run(tmp_path, TESTS.format(failing=failing), "--confirm-failures", "3")
     assert status == 1
@@ -35,6 +36,7 @@ def test_a_failure_that_comes_again_fails_the_run_and_shows_it(tmp_path: Path, f
     assert "FLAKY" not in output
 
 
+@pytest.mark.soak
 def test_without_the_option_nothing_is_run_again(tmp_path: Path):
     status, _ = run(tmp_path, TESTS.format(failing={0}))
     assert (status, (tmp_path / "count").read_text()) == (1, "x")
@@ -47,6 +49,7 @@ def test_many_failures_are_no_accident(tmp_path: Path):
     assert "by itself" not in output
 
 
+@pytest.mark.soak
 def test_a_test_that_is_too_dear_fails_the_run_all_the_same(tmp_path: Path):
     tests = TESTS.format(failing={0}) + "\nimport time\n\ndef test_dear():\n    while time.process_time() < 3: pass\n"
     status, output = run(tmp_path, tests, "--confirm-failures", "1", "--cost-limit-s", "0.1")
