@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.utils import DistributedType
 from torch.nn import Module
-from torch.utils.data import RandomSampler
+from torch.utils.data import IterableDataset, RandomSampler
 
 import resilient
 from resilient import worker
@@ -124,9 +125,11 @@ class Snapshots:
     def _epoch(self, steps: int) -> Iterator[Any]:
         """The rest of an epoch; ends where it does, at the last step, and where the runtime asks to stop."""
         rest, accelerator = self._rest, self._accelerator
-        loader = accelerator.skip_first_batches(self._loader, rest.batch) if rest.batch else self._loader
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(rest.epoch)
+        loader = self._loader
+        for each in (loader, _rest_of(accelerator, loader, rest.batch)):
+            loader = each  # the first one, too: the rest of a loader that deals batches out does not pass the epoch on
+            if hasattr(loader, "set_epoch"):
+                loader.set_epoch(rest.epoch)
         # An epoch begins by drawing random numbers; in the middle of one they were drawn before, and are set after that.
         if not rest.batch and self._asked_to_stop():
             return
@@ -162,6 +165,19 @@ def _registered(accelerator: Accelerator, given: Sequence[object]) -> dict[str, 
     known = {id(each) for each in given} | {id(accelerator.unwrap_model(each)) for each in given if isinstance(each, Module)}
     found = [getattr(each, "scheduler", getattr(each, "optimizer", each)) for each in accelerator._custom_objects]
     return {f"registered {number}": each for number, each in enumerate(found) if id(each) not in known}
+
+
+def _rest_of(accelerator: Accelerator, loader: Any, batches: int) -> Any:
+    """A loader without its first batches of each rank.
+
+    Where rank 0 deals batches out, Accelerate leaves out as many of the sampler's, of which each rank has had so many.
+    """
+    if not batches:
+        return loader
+    dealt = (
+        isinstance(loader, DataLoaderDispatcher) and not loader.split_batches and not isinstance(loader.dataset, IterableDataset)
+    )
+    return accelerator.skip_first_batches(loader, batches * (accelerator.num_processes if dealt else 1))
 
 
 def _is_fsdp2(accelerator: Accelerator) -> bool:

@@ -1,4 +1,4 @@
-"""A loop with Accelerate that has an average of its weights kept by `register_for_checkpointing` alone."""
+"""A loop with Accelerate that has an average of its weights kept by `register_for_checkpointing` alone; rank 0 may deal batches out."""
 
 import argparse
 from pathlib import Path
@@ -36,8 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dispatch", action="store_true")
     args = parser.parse_args()
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    order = DataLoaderConfiguration(use_seedable_sampler=True, dispatch_batches=args.dispatch)
+    accelerator = Accelerator(cpu=True, dataloader_config=order)
     set_seed(0)
     model = torch.nn.Linear(8, 1)
     average = Average(model)

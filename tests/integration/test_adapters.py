@@ -119,9 +119,10 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
 
 
 @pytest.mark.timeout(300)
-def test_what_a_script_has_registered_with_accelerate_goes_on_after_kills(adapted: Adapted):
-    steps = 40
-    words = f"{PACED}{stands(steps)} {Path(__file__).with_name('accelerate_registered.py')} --steps {steps} --out ${{run_dir}}/out"
+@pytest.mark.parametrize("dispatch", ["", "--dispatch"])
+def test_what_a_script_has_registered_with_accelerate_goes_on_after_kills(adapted: Adapted, dispatch: str):
+    steps, script = 40, Path(__file__).with_name("accelerate_registered.py")
+    words = f"{PACED}{stands(steps)} {script} --steps {steps} --out ${{run_dir}}/out {dispatch}"
     run = adapted("", steps, entrypoint=words).start()
     for number, further in ((1, 7), (2, 12)):
         kill(run, steps, number % 2, further)
