@@ -125,11 +125,10 @@ class Snapshots:
     def _epoch(self, steps: int) -> Iterator[Any]:
         """The rest of an epoch; ends where it does, at the last step, and where the runtime asks to stop."""
         rest, accelerator = self._rest, self._accelerator
-        loader = self._loader
-        for each in (loader, _rest_of(accelerator, loader, rest.batch)):
-            loader = each  # the first one, too: the rest of a loader that deals batches out does not pass the epoch on
-            if hasattr(loader, "set_epoch"):
-                loader.set_epoch(rest.epoch)
+        loader = _rest_of(accelerator, self._loader, rest.batch)
+        for each in (self._loader, loader):  # both: the rest of a loader by which rank 0 deals batches out does not pass it on
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(rest.epoch)
         # An epoch begins by drawing random numbers; in the middle of one they were drawn before, and are set after that.
         if not rest.batch and self._asked_to_stop():
             return
@@ -174,10 +173,9 @@ def _rest_of(accelerator: Accelerator, loader: Any, batches: int) -> Any:
     """
     if not batches:
         return loader
-    dealt = (
-        isinstance(loader, DataLoaderDispatcher) and not loader.split_batches and not isinstance(loader.dataset, IterableDataset)
-    )
-    return accelerator.skip_first_batches(loader, batches * (accelerator.num_processes if dealt else 1))
+    if isinstance(loader, DataLoaderDispatcher) and not loader.split_batches and not isinstance(loader.dataset, IterableDataset):
+        batches *= accelerator.num_processes
+    return accelerator.skip_first_batches(loader, batches)
 
 
 def _is_fsdp2(accelerator: Accelerator) -> bool:

@@ -1,4 +1,4 @@
-"""A loop with Accelerate that has an average of its weights kept by `register_for_checkpointing` alone; rank 0 may deal batches out."""
+"""A loop with Accelerate: an average of its weights is kept by `register_for_checkpointing` alone; rank 0 may deal batches out."""
 
 import argparse
 from pathlib import Path
