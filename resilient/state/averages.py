@@ -2,15 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
+from torch.nn import Module
 from torch.optim.swa_utils import AveragedModel
 
-_listeners: dict[int, Callable[[AveragedModel], None]] = {}
+Listener = Callable[[AveragedModel, Module], None]
+_listeners: dict[int, Listener] = {}
 
 
-def listen(listener: Callable[[AveragedModel], None]) -> Callable[[], None]:
-    """Have it called with each average that is updated, from now on. Returns: ends that."""
+def listen(listener: Listener) -> Callable[[], None]:
+    """Have it called with each average that is updated, and the model that it is of, from now on. Returns: ends that."""
     if not hasattr(AveragedModel.update_parameters, "__wrapped__"):
         AveragedModel.update_parameters = _telling(AveragedModel.update_parameters)  # type: ignore[method-assign]
     key = id(listener)
@@ -24,9 +25,9 @@ def listen(listener: Callable[[AveragedModel], None]) -> Callable[[], None]:
 
 def _telling(update: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(update)
-    def updates(self: AveragedModel, *arguments: Any, **more: Any) -> None:
-        update(self, *arguments, **more)
+    def updates(self: AveragedModel, model: Module) -> None:
+        update(self, model)
         for listener in list(_listeners.values()):
-            listener(self)
+            listener(self, model)
 
     return updates

@@ -145,9 +145,9 @@ class Unsaved:
         if self._aside.setdefault(optimizer, self._steps) != self._steps and not self._may_be_given:
             self._tell("aside", _kind(optimizer))
 
-    def _after_average(self, average: AveragedModel) -> None:
+    def _after_average(self, average: AveragedModel, model: Module) -> None:
         saved = id(average) in self._given or any(id(each) in self._parameters for each in average.parameters())
-        if not saved and not self._may_be_given:
+        if not saved and not self._may_be_given and any(id(each) in self._parameters for each in model.parameters()):
             self._tell("average", _kind(average))
 
     def _look_at_scaler(self) -> None:

@@ -18,10 +18,11 @@ from resilient.ledger import Ledger
 from resilient.sinks.settings import Settings
 
 
-async def closed(run_dir: Path, sinks: dict[str, Any], patience_s: float) -> bool:
+async def closed(run_dir: Path, sinks: dict[str, Any], patience_s: float, begun: str = "sinks") -> bool:
+    """Whether all was sent. Args: begun: the file by which the process is known to have begun."""
     client = SinksClient(Config.model_validate({"name": "demo", "run_dir": str(run_dir), "logging": {"sinks": sinks}}))
     client.start()
-    while not (run_dir / "sinks").exists():
+    while not (run_dir / begun).exists():
         await asyncio.sleep(0.02)
     sent = await client.close(patience_s)
     process = client._process
@@ -44,7 +45,7 @@ def test_the_end_of_a_job_tells_that_a_sink_has_not_taken_all(run_dir):
 
 
 def test_the_end_of_a_job_whose_sinks_have_taken_all_tells_nothing(run_dir):
-    assert asyncio.run(closed(run_dir, {"prometheus": {"file": str(run_dir / "out.prom")}}, 30.0))
+    assert asyncio.run(closed(run_dir, {"prometheus": {"file": str(run_dir / "out.prom")}}, 30.0, "out.prom"))
     assert (run_dir / "out.prom").exists()
 
 
