@@ -1,7 +1,7 @@
 """An hour in which nodes fail and come back, in virtual time: what of the full training is done. Pure.
 
 What goes on without the nodes that are gone has the rate of the layout that those left make. Whoever leaves or comes back costs a
-pause, in which all start again. That is the model by which the runtime decides, too (`resilient.without_spare`).
+pause, in which all start again. That is the model by which the runtime decides, too (`resilient.recovery.without_spare`).
 """
 
 import random

@@ -35,7 +35,7 @@ from lab_job import LabJob, Line, lab_of, until
 from chaos.lab.shape import SlurmTimes
 from resilient import throughput
 from resilient.config import Config, layout, layouts, load
-from resilient.without_spare import Figures, decide
+from resilient.recovery.without_spare import Figures, decide
 
 HOSTS = 4
 MICRO_S = 0.2

@@ -22,7 +22,6 @@ sys.path = [place for place in sys.path if place != str(Path(__file__).parent)]
 from checkpoint.framing import Decoder, Message, encode
 from checkpoint.handshake import DRIVER_AGENT, Client, derive, endpoint
 from checkpoint.protocol import Held, Inventory, NodeShard, Replicate, Retain, SnapshotKey, Sync, Synced
-from resilient.faults import WorkerEnd
 from resilient.protocol.connection import subject_of
 from resilient.protocol.messages import (
     Alive,
@@ -45,6 +44,7 @@ from resilient.protocol.messages import (
     Stop,
     WorkerEnded,
 )
+from resilient.recovery.faults import WorkerEnd
 
 PROCS = 8
 STEP_S = 1.0

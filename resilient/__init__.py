@@ -11,7 +11,7 @@ Nothing is imported before, so that `resilient --help` stays quick.
 
 from typing import TYPE_CHECKING, Any
 
-from resilient import shadowing
+from resilient.imports import shadowing
 
 if TYPE_CHECKING:
     from resilient.state.attach import Attached, attach

@@ -26,7 +26,7 @@ _EVERY_STEP = ("snapshot", "replicated")  # of no account here, and many
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?P<comma>,?) in (?P<function>.+?)\s*$', re.MULTILINE)
 _LEFT = re.compile(r"exit code (\d+)")  # of a fault's detail
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/(?!trainer/)|/lib/python\d|^<|/resilient/(agent|entry\.py|shadowing\.py|worker\.py)|/runpy\.py$"
+    r"/(site|dist)-packages/(?!trainer/)|/lib/python\d|^<|/resilient/(agent/|imports/|entry\.py|worker\.py)|/runpy\.py$"
 )
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from resilient import hidden_modules, shadowing
 from resilient.config.errors import ConfigError, Problem
-from resilient.imports_ahead import Source, hides, of_module, of_program
+from resilient.imports import hidden, shadowing
+from resilient.imports.ahead import Source, hides, of_module, of_program
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def run(entry: Entry, config: Callable[[], object]) -> None:
         return
     find_modules(entry)
     if os.environ.get("RANK", "0") == "0":
-        hidden_modules.tell(_read_first(entry), entry.directory)
+        hidden.tell(_read_first(entry), entry.directory)
     # Not by runpy, which takes the module away again: threads and `atexit` may still need it.
     program = ModuleType("__main__")
     program.__dict__["__builtins__"] = builtins

@@ -80,8 +80,8 @@ class Activity:
     """What the region says of a worker at one moment; times in unix seconds, 0 for never.
 
     `data_s`: seconds in phase `data`. `device_s`: seconds for which its GPU has computed; 0 where it tells of none. `observed`: its
-    script says nothing, and `resilient.progress` beats for it. `first_step`: the first that it has finished, at `first_beat_t`.
-    `inferred`: its script has not told the phase that it is in.
+    script says nothing, and `resilient.script.progress` beats for it. `first_step`: the first that it has finished, at
+    `first_beat_t`. `inferred`: its script has not told the phase that it is in.
     """
 
     pid: int
@@ -152,8 +152,8 @@ class _Mapped:
     def unreported(self) -> list[Record]:
         """Of a worker that has ended: a line of metrics for the steps that it has finished since its last one, if there are any.
 
-        Lines of short steps wait for each other, see `resilient.progress`. Whoever dies meanwhile has finished those steps, and the
-        next generation may go on behind them.
+        Lines of short steps wait for each other, see `resilient.script.progress`. Whoever dies meanwhile has finished those steps,
+        and the next generation may go on behind them.
         """
         reported, step = self._words[_REPORTED], self._words[_STEP]
         if reported == NOT_BEATEN or step <= reported:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from checkpoint.protocol import DriverRequest
 from resilient.exits import Exit
 from resilient.protocol.messages import DriverMessage
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from resilient.control.learning import FACTOR
 from resilient.decided import Decision
 from resilient.health.quota import quotas, site_places
 from resilient.health.report import size
-from resilient.policy import ordinal
+from resilient.recovery.policy import ordinal
 from resilient.slurm.allocation import JOB
 
 TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")

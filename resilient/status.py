@@ -21,6 +21,7 @@ from rich.text import Text
 from resilient import ledger
 from resilient.account import PARTS
 from resilient.config.errors import shown_change
+from resilient.drawing.picture import picture
 from resilient.driver.display import describe, duration, harmless, local_time, size, without
 from resilient.driver.lease import LEASE, Owner, ahead_s, holder, read
 from resilient.exits import EnvironmentUnusable
@@ -29,7 +30,6 @@ from resilient.identity.fingerprint import Fingerprint
 from resilient.json_output import print_json
 from resilient.past.fold import Past
 from resilient.past.record import Reader
-from resilient.picture import picture
 from resilient.processes import DRIVER, local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN

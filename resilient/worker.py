@@ -34,7 +34,7 @@ from resilient.config import (
 from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat_region import PHASES, TOLD, WorkerRegion
 from resilient.identity import record
-from resilient.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE, Progress, observe
+from resilient.script.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE, Progress, observe
 from resilient.steptime.work import RankWork, Work
 
 __all__ = [

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
 from chaos.injectors.context import InjectionContext
-from resilient import shadowing
+from resilient.imports import shadowing
 
 
 class HostCrash(Outside):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.injectors.injector import TRIGGER, InjectionRequest
-from resilient import shadowing
+from resilient.imports import shadowing
 
 
 class InjectorProcess:

@@ -20,7 +20,7 @@ import psutil
 
 from chaos.injectors.guard import Command, Guard
 from chaos.verdict.leftovers import files
-from resilient import shadowing
+from resilient.imports import shadowing
 
 CAMPAIGN, INJECTOR = "RESILIENT_CHAOS_CAMPAIGN", "RESILIENT_CHAOS_INJECTOR"
 UNDO_S = 60.0  # for injectors to undo; then they are killed, and their guards do; then what of these hangs is killed

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from chaos.fault import CannotInject
-from resilient import shadowing
+from resilient.imports import shadowing
 
 _PIDFD_GETFD = 438  # the same number on all architectures
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_MEMINFO = 26, 27, 55

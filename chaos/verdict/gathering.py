@@ -15,9 +15,10 @@ from chaos.verdict import machine, record
 from chaos.verdict.leftovers import files, processes
 from chaos.verdict.matching import Line
 from chaos.verdict.observation import Checked, JobRun, Observation, Weights
-from resilient import ledger, shadowing
+from resilient import ledger
 from resilient.account import account
 from resilient.config import Config, load
+from resilient.imports import shadowing
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,8 @@ from chaos.verdict.observation import Observation
 from chaos.verdict.report import reported, seconds, target
 from chaos.verdict.timeline import svg
 from chaos.verdict.verdict import Outcome, Verdict
+from resilient.drawing.page import coloured, document, heading, number, numbers, parts_bar, parts_rows, table
 from resilient.driver.display import duration
-from resilient.page import coloured, document, heading, number, numbers, parts_bar, parts_rows, table
 
 FILE = "verdict.html"
 

@@ -8,7 +8,7 @@ from html import escape
 
 from chaos.verdict.matching import Line
 from chaos.verdict.observation import Observation
-from resilient.chart import Scale, of_lines, panel, seconds_axis
+from resilient.drawing.chart import Scale, of_lines, panel, seconds_axis
 
 WIDTH, LEFT, RIGHT = 1000.0, 64.0, 12.0
 MARKS, PANEL, GAP, AXIS = 44.0, 150.0, 26.0, 26.0  # heights: strip of marks, of a panel, between panels, of the axis

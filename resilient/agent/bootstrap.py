@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from resilient import clock, entry, replaced, worker
+from resilient import clock, entry, worker
 from resilient.agent import groups, inspection, recorder
 from resilient.excerpts import excerpt
 from resilient.exits import Exit
 from resilient.heartbeat_region import RAISED
 from resilient.lifeline import flush_streams, pass_over
 from resilient.placement.applied import take_place
+from resilient.script import replaced
 
 _CAUSES = 8  # of the exceptions that one was raised from, the nearest
 _CAUSE_CHARACTERS = 2000
@@ -127,7 +128,7 @@ def _status(error: SystemExit) -> int:
 
 
 def _raised(error: BaseException) -> dict[str, object]:
-    """The fields of `resilient.faults.Raised`; of a long text only its ends."""
+    """The fields of `resilient.recovery.faults.Raised`; of a long text only its ends."""
     whole = _text(error)
     message = excerpt(whole, _MESSAGE_CHARACTERS)
     traceback_text = "".join(traceback.format_exception(error))

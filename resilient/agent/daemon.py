@@ -28,9 +28,10 @@ from checkpoint.protocol import (
     TierSettings,
 )
 from checkpoint.tiers import session
-from resilient import shadowing, storage
+from resilient import storage
 from resilient.agent.limits import DAEMON_END_S
 from resilient.agent.loop import Loop
+from resilient.imports import shadowing
 from resilient.protocol.candidates import Candidate, unpack
 from resilient.protocol.messages import Start
 

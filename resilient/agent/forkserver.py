@@ -18,8 +18,8 @@ from typing import Any
 from resilient.agent.inspection import state_of
 from resilient.agent.limits import FORK_S, KILL_S, NEXT_SERVER_S, STATUS_S, STRAYS_S
 from resilient.agent.template import PACKET_BYTES, pickled
-from resilient.faults import listed
 from resilient.lifeline import children_of, name_of
+from resilient.recovery.faults import listed
 
 log = logging.getLogger(__name__)
 

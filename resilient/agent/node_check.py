@@ -11,7 +11,7 @@ from resilient.agent.settings import AgentSettings
 from resilient.health.node import NodeSpec, tiers_of
 from resilient.health.report import Report
 from resilient.protocol.messages import Health, HealthFinding
-from resilient.xids import Xid, numbered
+from resilient.recovery.xids import Xid, numbered
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from resilient.agent.links import LinkWatch, interfaces_of, ports_of
 from resilient.agent.loop import Loop
 from resilient.agent.oom import KernelLog
 from resilient.protocol.messages import AgentMessage, Health, HealthFinding, LinkChange, LinksChanged, SignalReceived
-from resilient.xids import Xid, numbered, parse
+from resilient.recovery.xids import Xid, numbered, parse
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resilient.faults import OutOfMemory
+from resilient.recovery.faults import OutOfMemory
 
 POLL_S = 1.0
 KERNEL_LOG = Path("/dev/kmsg")

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import NoReturn
 
 from resilient.agent.template import keep_serving
+from resilient.imports.shadowing import import_for_program
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
-from resilient.shadowing import import_for_program
 
 log = logging.getLogger(__name__)
 

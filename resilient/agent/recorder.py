@@ -31,7 +31,7 @@ import msgspec
 from checkpoint.typed import built
 from resilient.agent.frames import current_frames
 from resilient.agent.held import held_in
-from resilient.standing import Standing, group_of, number_of, standing, unfinished, what_of
+from resilient.recovery.standing import Standing, group_of, number_of, standing, unfinished, what_of
 
 RECORDER_SIGNAL = signal.SIGRTMIN + 8
 STANDING = ".standing"  # the file beside a record with where the worker stands

@@ -10,7 +10,6 @@ from resilient.agent.loop import Loop
 from resilient.agent.reports import Reports
 from resilient.agent.standby import Standbys
 from resilient.agent.workers import Workers
-from resilient.faults import INCIDENTS
 from resilient.protocol.messages import (
     AgentMessage,
     Arm,
@@ -25,6 +24,7 @@ from resilient.protocol.messages import (
     Stop,
     WorkerEnded,
 )
+from resilient.recovery.faults import INCIDENTS
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from resilient.agent.logs import NodeOutput, RankOutput
 from resilient.agent.memory import pipe_name, region_name
 from resilient.agent.oom import KernelLog, OomWatch
 from resilient.agent.standby import Standbys
-from resilient.faults import Raised, WorkerEnd
 from resilient.heartbeat_region import NOT_BEATEN, RAISED, Activity, AgentRegion, Record
 from resilient.protocol.messages import Heartbeat, Inspection
-from resilient.xids import parse
+from resilient.recovery.faults import Raised, WorkerEnd
+from resilient.recovery.xids import parse
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from resilient.bench import results
 from resilient.bench.grid import shown_keys
 from resilient.bench.rows import Row
-from resilient.chart import Scale, number, safe, ticks
+from resilient.drawing.chart import Scale, number, safe, ticks
+from resilient.drawing.page import coloured, document, heading, numbers, right, table
 from resilient.driver.display import size
-from resilient.page import coloured, document, heading, numbers, right, table
 from resilient.steptime.rates import fitted
 
 WIDTH, RIGHT = 720.0, 16.0

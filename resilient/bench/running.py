@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from resilient import clock, ledger, shadowing
+from resilient import clock, ledger
 from resilient.bench.energy import Meter
 from resilient.bench.grid import Cell, Grid
 from resilient.bench.rows import Row, State, looked_into, measured, window
@@ -22,6 +22,7 @@ from resilient.decided import decided
 from resilient.driver.display import describe
 from resilient.driver.lease import PATIENCE_S, holder
 from resilient.exits import EnvironmentUnusable, Exit
+from resilient.imports import shadowing
 from resilient.processes import driver_pid, out_of_reach
 from resilient.slurm.allocation import JOB
 from resilient.steptime.asking import asked, crowding

@@ -24,9 +24,7 @@ from resilient.control.membership import LAUNCH_ATTEMPTS, STUCK_S
 from resilient.control.response import Response
 from resilient.control.workers import Workers
 from resilient.exits import Exit
-from resilient.faults import Fault
 from resilient.outbox import Outbox, WriteEvent
-from resilient.policy import ILL, UNFIT, Action
 from resilient.protocol.messages import (
     AgentMessage,
     EndsFound,
@@ -41,6 +39,8 @@ from resilient.protocol.messages import (
     Started,
     WorkerEnded,
 )
+from resilient.recovery.faults import Fault
+from resilient.recovery.policy import ILL, UNFIT, Action
 
 __all__ = ["Coordinator", "JobSpec", "State"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from resilient.faults import Fault, WorkerEnd, from_ends
+from resilient.recovery.faults import Fault, WorkerEnd, from_ends
 
 SETTLE_S = 0.5  # how long a failure that blames a peer waits for that peer's own failure
 ANSWER_S = 6.0  # for an agent to say which of its workers have failed

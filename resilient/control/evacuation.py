@@ -15,9 +15,9 @@ from resilient.control.job import JobSpec
 from resilient.control.liveness import NO_STEP
 from resilient.control.membership import Membership
 from resilient.control.shutdown import Shutdown
-from resilient.faults import listed
 from resilient.outbox import Outbox
 from resilient.protocol.messages import Shutdown as ShutdownMessage
+from resilient.recovery.faults import listed
 from resilient.snapshots import Snapshots
 
 REASON = "evacuation"

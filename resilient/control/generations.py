@@ -16,7 +16,6 @@ from enum import Enum, auto
 from typing import Literal
 
 from checkpoint.tiers.cadence import mean_time_between_failures
-from resilient.attempts import Attempt
 from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S, WRITING_S
 from resilient.control.attendance import Moment
 from resilient.control.hold import Hold
@@ -25,9 +24,10 @@ from resilient.control.job import JobSpec
 from resilient.control.liveness import NO_STEP
 from resilient.control.membership import Membership
 from resilient.control.roll_back import RollBacks
-from resilient.faults import listed
 from resilient.outbox import Launch, Outbox, Quarantine, RaiseFence
 from resilient.protocol.messages import Heartbeat, Start, Stop
+from resilient.recovery.attempts import Attempt
+from resilient.recovery.faults import listed
 from resilient.snapshots import Snapshots
 
 log = logging.getLogger(__name__)

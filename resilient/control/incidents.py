@@ -7,9 +7,9 @@ is counted once (`resilient.downtime`).
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from resilient.faults import Fault
 from resilient.outbox import Outbox
-from resilient.policy import Action
+from resilient.recovery.faults import Fault
+from resilient.recovery.policy import Action
 
 RANKS_LISTED = 64  # in a field of an event; of more, `ranks_total` or `nodes_total` says how many
 

@@ -7,10 +7,10 @@ from typing import Literal
 from resilient.control.learning import Limits
 from resilient.control.shares import Rules
 from resilient.control.stragglers import Rules as StragglerRules
-from resilient.policy import Budget
-from resilient.rollback import Stretch
+from resilient.recovery.policy import Budget
+from resilient.recovery.rollback import Stretch
+from resilient.recovery.without_spare import Choice, Measured
 from resilient.snapshots import StoragePlan
-from resilient.without_spare import Choice, Measured
 
 
 @dataclass(frozen=True)

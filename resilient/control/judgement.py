@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from resilient.control.liveness import NO_STEP, Rank, Suspicion
-from resilient.faults import Fault, Kind, listed
 from resilient.protocol.messages import Heartbeat, Inspection
-from resilient.standing import Standing, astray
+from resilient.recovery.faults import Fault, Kind, listed
+from resilient.recovery.standing import Standing, astray
 
 Waiting = Literal["collective", "compiling"]
 

@@ -19,7 +19,7 @@ from itertools import accumulate, takewhile
 
 from resilient.control.shares import Rules, shares
 from resilient.placement import fabric
-from resilient.without_spare import REMEMBERED
+from resilient.recovery.without_spare import REMEMBERED
 
 LAUNCH_ATTEMPTS = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0

@@ -12,11 +12,11 @@ from resilient.control.inspection import Case
 from resilient.control.judgement import culprit
 from resilient.control.liveness import NO_STEP
 from resilient.exits import Exit
-from resilient.faults import INCIDENTS, Fault, computed, listed
 from resilient.outbox import Outbox, WriteText
-from resilient.policy import Action, Situation, decide
-from resilient.without_spare import RESTART_S, Decision, Figures
-from resilient.without_spare import decide as decide_without_spare
+from resilient.recovery.faults import INCIDENTS, Fault, computed, listed
+from resilient.recovery.policy import Action, Situation, decide
+from resilient.recovery.without_spare import RESTART_S, Decision, Figures
+from resilient.recovery.without_spare import decide as decide_without_spare
 
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
 INSPECT_AGAIN_S = 5.0  # at ranks that wait for a link

@@ -1,10 +1,10 @@
-"""Roll-backs of this job: where the next generation goes back to, and what it leaves out. `resilient.rollback` chooses."""
+"""Roll-backs of this job: where the next generation goes back to, and what it leaves out. `resilient.recovery.rollback` chooses."""
 
 from collections.abc import Iterable
 
-from resilient.faults import Fault
 from resilient.outbox import Outbox
-from resilient.rollback import RollBack, Stretch, bad_numbers, data_of, merged
+from resilient.recovery.faults import Fault
+from resilient.recovery.rollback import RollBack, Stretch, bad_numbers, data_of, merged
 from resilient.snapshots import Snapshots
 
 

@@ -1,6 +1,6 @@
 """The run directory as a resource that may fail: since when it cannot be written, and for how long that is borne."""
 
-from resilient.faults import Fault
+from resilient.recovery.faults import Fault
 
 CULPRIT = "run directory"
 

@@ -18,10 +18,10 @@ from resilient.control.generations import Generations, State
 from resilient.control.job import JobSpec
 from resilient.control.membership import Membership
 from resilient.exits import Exit
-from resilient.faults import listed
 from resilient.outbox import Finish, Outbox
 from resilient.protocol.messages import ReplaceDaemon
 from resilient.protocol.messages import Shutdown as ShutdownMessage
+from resilient.recovery.faults import listed
 from resilient.snapshots import Snapshots
 
 RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from resilient.control.liveness import WARM_STEPS
-from resilient.faults import NAMED, Fault, more
 from resilient.protocol.messages import Heartbeat
+from resilient.recovery.faults import NAMED, Fault, more
 
 WINDOWS = 2  # in a row, before a straggler is told, or forgotten
 COST = 0.1  # own time beyond that of the others, as a share of the step: with less, nobody waits for it

@@ -13,7 +13,7 @@ from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.config.timeouts import nccl_heartbeat_s, timeouts
 from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
 from resilient.exits import EnvironmentUnusable
-from resilient.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE
+from resilient.script.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE
 from resilient.slurm import container
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.launch import SlurmLauncher, addresses, own_addresses

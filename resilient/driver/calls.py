@@ -57,7 +57,7 @@ def _do(call: Call, run_dir: Path) -> Answer:
 
 def _quarantine(call: QuarantineCheckpoints) -> Answer:
     from checkpoint.quarantine import quarantine
-    from resilient.rollback import InvalidationRule
+    from resilient.recovery.rollback import InvalidationRule
 
     invalidated = [InvalidationRule(*each) for each in call.invalidated]
     renamed = quarantine(

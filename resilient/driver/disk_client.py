@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import count
 
 from checkpoint.framing import Decoder, Message, encode
-from resilient import shadowing
+from resilient.imports import shadowing
 from resilient.protocol.disk import Answer, Call, DiskNews, DiskSettings
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from resilient.control import JobSpec
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
 from resilient.past.fold import Past
-from resilient.policy import Budget
-from resilient.rollback import InvalidationRule
+from resilient.recovery.policy import Budget
+from resilient.recovery.rollback import InvalidationRule
 from resilient.snapshots import StoragePlan, TierPlan
 from resilient.version import commit
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from resilient import shadowing, visible_gpus
+from resilient import visible_gpus
+from resilient.imports import shadowing
 from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 

@@ -14,8 +14,9 @@ from shlex import quote
 
 import msgspec
 
-from resilient import clock, shadowing
+from resilient import clock
 from resilient.config import Config
+from resilient.imports import shadowing
 from resilient.sinks.settings import LOG, Settings
 
 log = logging.getLogger(__name__)

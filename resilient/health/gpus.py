@@ -18,7 +18,7 @@ from typing import Any
 
 from resilient.health.report import Finding, Verdict
 from resilient.lifeline import die_with_parent
-from resilient.xids import Xid, numbered
+from resilient.recovery.xids import Xid, numbered
 
 CHECK = "GPUs"
 MEMORY = "GPU memory"

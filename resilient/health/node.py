@@ -13,7 +13,7 @@ from resilient import storage
 from resilient.health import compute, disk, gpus, machine
 from resilient.health.bounded import Context, Examination, Task
 from resilient.health.report import Finding, Report
-from resilient.xids import Xid
+from resilient.recovery.xids import Xid
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ else:
 import resilient
 from resilient import clock, worker
 from resilient.integrations.lightning_state import Rest
-from resilient.script_stop import Stopped
+from resilient.script.stop import Stopped
 
 
 class ResilientCallback(Callback):  # type: ignore[misc]

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilient.faults import INCIDENTS
 from resilient.logs import archive
 from resilient.logs.paths import DIRECTORY
+from resilient.recovery.faults import INCIDENTS
 
 IN_AN_ARCHIVE = 100  # generations
 

@@ -12,8 +12,8 @@ from resilient.account import PLANNED, Account, Accounting, in_order
 from resilient.committed import CommittedCheckpoints
 from resilient.downtime import Downtime
 from resilient.entries import StepEvent, StepMetrics
-from resilient.rollback import InvalidationRule, Stretch, merged, without_implied
-from resilient.without_spare import Measuring
+from resilient.recovery.rollback import InvalidationRule, Stretch, merged, without_implied
+from resilient.recovery.without_spare import Measuring
 
 Line = Mapping[str, Any]
 

@@ -80,7 +80,7 @@ class QuarantineCheckpoints(Message, frozen=True):
     """Rename the checkpoints that are invalidated.
 
     Attributes:
-        invalidated: pairs of generation and step; see `resilient.rollback.InvalidationRule`.
+        invalidated: pairs of generation and step; see `resilient.recovery.rollback.InvalidationRule`.
     """
 
     call: int

@@ -16,8 +16,8 @@ import msgspec
 from checkpoint.framing import Message, Plain
 from checkpoint.protocol import DaemonNews, DriverRequest, Inventory
 from resilient.exits import Exit
-from resilient.faults import WorkerEnd
-from resilient.standing import Standing
+from resilient.recovery.faults import WorkerEnd
+from resilient.recovery.standing import Standing
 
 # -- agent to driver ------------------------------------------------------------------------------------------------------
 

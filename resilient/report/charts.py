@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from resilient.chart import Scale, number, panel, safe, seconds_axis, ticks, value_scale
+from resilient.drawing.chart import Scale, number, panel, safe, seconds_axis, ticks, value_scale
+from resilient.drawing.timeline import moment_text, seconds_text, steps_text
 from resilient.report.envelope import Envelope
 from resilient.report.heat import Heat
 from resilient.report.past import Fault, Job, Past
-from resilient.timeline import moment_text, seconds_text, steps_text
 
 T = TypeVar("T")
 

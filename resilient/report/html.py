@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resilient.chart import safe
 from resilient.config.errors import shown_change
+from resilient.drawing.chart import safe
+from resilient.drawing.page import coloured, document, figure, heading, number, numbers, parts_bar, parts_rows, right, table
+from resilient.drawing.timeline import seconds_text
 from resilient.driver.display import duration, local_time, size
-from resilient.page import coloured, document, figure, heading, number, numbers, parts_bar, parts_rows, right, table
 from resilient.report import charts
 from resilient.report.past import Fault, Job, Past
 from resilient.report.secrets import hidden
 from resilient.status import STATES, Summary
-from resilient.timeline import seconds_text
 
 LISTED, NEWEST = 100, 20  # incidents that are listed; how many of them, and jobs, because they are the newest
 CHANGES = 200  # of the config that are listed, the newest

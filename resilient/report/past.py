@@ -11,10 +11,10 @@ import numpy as np
 from resilient import entries
 from resilient.account import GOES_ON, PLANNED
 from resilient.downtime import Downtime
+from resilient.drawing.timeline import seconds_text
 from resilient.entries import Count, Seconds, Time
 from resilient.report.envelope import Envelope
 from resilient.report.heat import Heat
-from resilient.timeline import seconds_text
 
 Line = Mapping[str, Any]
 

@@ -1,6 +1,6 @@
 """What is on the durable tier, as far as it is known."""
 
-from resilient.rollback import DurableCheckpoints
+from resilient.recovery.rollback import DurableCheckpoints
 from resilient.snapshots.plan import StoragePlan
 
 

@@ -2,7 +2,7 @@
 
 from checkpoint.protocol import Discard, SnapshotKey
 from resilient.outbox import Outbox
-from resilient.rollback import InvalidationRule, without_implied
+from resilient.recovery.rollback import InvalidationRule, without_implied
 from resilient.snapshots.catalog import Catalog
 
 

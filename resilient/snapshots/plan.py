@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from checkpoint.protocol import (
     TierWell,
 )
 from resilient.outbox import Outbox
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 from resilient.snapshots.candidates import Candidates
 from resilient.snapshots.catalog import Catalog
 from resilient.snapshots.durable import Durable

@@ -10,7 +10,7 @@ from resilient.agent import node_check
 from resilient.agent.environment import environment_of
 from resilient.agent.settings import AgentSettings
 from resilient.protocol.messages import Start
-from resilient.xids import parse
+from resilient.recovery.xids import parse
 
 WHOLE = Start(2, 1, 2, "n0", 1, 1.0, 1.0, 1.0, world_size=8, first_rank=4, devices=(0, 1, 2, 3))
 LESS = Start(2, 1, 2, "n0", 1, 1.0, 1.0, 1.0, world_size=7, first_rank=4, devices=(0, 2, 3))

@@ -21,7 +21,7 @@ from resilient.health import node as node_module
 from resilient.health.bounded import Task
 from resilient.health.node import NodeCheck
 from resilient.protocol.messages import Ready, Start
-from resilient.xids import Xid, parse
+from resilient.recovery.xids import Xid, parse
 
 BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 ECC = "NVRM: Xid (PCI:0000:3b:00): 94, pid=7, name=rank0, Contained: SM (0x1). RST: No, D-RST: No"

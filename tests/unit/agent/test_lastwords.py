@@ -17,7 +17,7 @@ import pytest
 from resilient.agent import inspection, lastwords, recorder
 from resilient.agent.lastwords import Witness
 from resilient.driver.lease import LOCK
-from resilient.faults import INCIDENTS
+from resilient.recovery.faults import INCIDENTS
 
 DONE = {
     "process_group": ("0", "default_pg"),

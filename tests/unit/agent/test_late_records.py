@@ -13,7 +13,7 @@ from resilient.agent import inspection
 from resilient.agent import workers as workers_module
 from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.workers import Workers
-from resilient.standing import Standing
+from resilient.recovery.standing import Standing
 
 # A rank in a collective of its own, whose recorder answers a good while after it was asked.
 RANK = """

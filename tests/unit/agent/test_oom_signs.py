@@ -9,7 +9,7 @@ import pytest
 
 from resilient.agent import oom
 from resilient.agent.oom import Controller, KernelLog, OomWatch, cgroup_of, controller, killed, kills, limited, tightest
-from resilient.faults import OutOfMemory, Raised, WorkerEnd, from_ends
+from resilient.recovery.faults import OutOfMemory, Raised, WorkerEnd, from_ends
 
 V1 = (
     "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n"

@@ -19,7 +19,7 @@ from chaos.verdict import page, report
 from chaos.verdict.record import Injection
 from chaos.verdict.verdict import Outcome, judge
 from resilient.account import account
-from resilient.chart import POINTS, thinned, ticks
+from resilient.drawing.chart import POINTS, thinned, ticks
 
 
 def drawn(text: str) -> ET.Element:

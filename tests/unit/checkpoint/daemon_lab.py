@@ -22,7 +22,7 @@ from checkpoint.quarantine import quarantine
 from resilient.agent.daemon import write_session
 from resilient.outbox import Outbox, RequestDaemon, WriteEvent
 from resilient.protocol.messages import Start
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 from resilient.snapshots import Snapshots as SnapshotCore
 from resilient.snapshots import StoragePlan, TierPlan
 

@@ -22,7 +22,6 @@ from checkpoint.protocol import (
     Synced,
 )
 from resilient.control.liveness import NO_STEP
-from resilient.faults import Raised, WorkerEnd
 from resilient.protocol.candidates import unpack
 from resilient.protocol.messages import (
     AgentMessage,
@@ -44,6 +43,7 @@ from resilient.protocol.messages import (
     Stop,
     WorkerEnded,
 )
+from resilient.recovery.faults import Raised, WorkerEnd
 
 
 @dataclass

@@ -7,10 +7,10 @@ from control_agents import Agent
 
 from checkpoint.protocol import SnapshotKey
 from resilient.outbox import AcknowledgeRecords, Effect, WriteEvent, WriteMetrics
-from resilient.policy import Budget
 from resilient.protocol.candidates import unpack
 from resilient.protocol.messages import Start
-from resilient.rollback import InvalidationRule
+from resilient.recovery.policy import Budget
+from resilient.recovery.rollback import InvalidationRule
 
 DRIVERS_OWN = {"generation_started", "fault", "action", "recovered", "drain", "run_finished"}
 RESTARTS = {"restart_workers", "replace_node", "roll_back"}

@@ -17,9 +17,7 @@ from checkpoint.protocol import Held, Retain, Synced
 from resilient.config.timeouts import FENCE_HANG_S
 from resilient.control.coordinator import Coordinator, State
 from resilient.control.liveness import NO_STEP
-from resilient.faults import Raised
 from resilient.outbox import Effect, Finish, Launch, Outbox, Quarantine, RaiseFence, RequestDaemon, Send, WriteEvent
-from resilient.policy import Budget
 from resilient.protocol.messages import (
     Alive,
     EndsFound,
@@ -36,6 +34,8 @@ from resilient.protocol.messages import (
     Stop,
     WorkerEnded,
 )
+from resilient.recovery.faults import Raised
+from resilient.recovery.policy import Budget
 
 NODES, SPARES = 3, 1
 SIZES = (1, NODES)

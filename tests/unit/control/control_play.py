@@ -23,9 +23,7 @@ from checkpoint.protocol import (
 from resilient.control.coordinator import Coordinator, JobSpec, State
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
-from resilient.faults import Raised, WorkerEnd
 from resilient.outbox import Effect, Finish, Outbox, Quarantine, RaiseFence, RequestDaemon, Send, WriteEvent
-from resilient.policy import Budget
 from resilient.protocol.candidates import unpack
 from resilient.protocol.messages import (
     AgentMessage,
@@ -42,8 +40,10 @@ from resilient.protocol.messages import (
     Start,
     WorkerEnded,
 )
+from resilient.recovery.faults import Raised, WorkerEnd
+from resilient.recovery.policy import Budget
+from resilient.recovery.without_spare import Choice, Measured
 from resilient.snapshots import StoragePlan, TierPlan
-from resilient.without_spare import Choice, Measured
 
 TICK_S = 0.5
 VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)

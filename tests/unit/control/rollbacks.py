@@ -2,8 +2,8 @@
 
 from control_play import VICTIM, Play
 
-from resilient.faults import Raised
 from resilient.outbox import Effect
+from resilient.recovery.faults import Raised
 
 BAD = Raised("BadBatch", "4 batches in a row are bad", "a traceback", 9.2, None, "not_finite", 6)
 

@@ -7,9 +7,9 @@ from resilient.control.attendance import AWAY_S, Attendance
 from resilient.control.coordinator import State
 from resilient.control.ends import SETTLE_S
 from resilient.control.presence import Presence
-from resilient.faults import Raised
 from resilient.outbox import Effect
 from resilient.protocol.messages import Alive, Health, Inspection, Stop
+from resilient.recovery.faults import Raised
 
 WAITING = Inspection(state="S", cpu=0.0, stacks='Thread 0x1:\n  File "torch/distributed/x.py", line 1 in wait\n')
 

@@ -12,9 +12,9 @@ import pytest
 
 from resilient.control.judgement import culprit
 from resilient.control.liveness import Rank, Suspicion
-from resilient.faults import Fault
 from resilient.protocol.messages import Heartbeat, Inspection
-from resilient.standing import standing
+from resilient.recovery.faults import Fault
+from resilient.recovery.standing import standing
 
 Manner = Literal["spins", "sleeps", "reads", "keeps the interpreter", "stuck in the kernel", "stopped"]
 MANNERS: tuple[Manner, ...] = ("spins", "sleeps", "reads", "keeps the interpreter", "stuck in the kernel", "stopped")

@@ -10,10 +10,10 @@ from resilient.control.coordinator import State
 from resilient.control.ends import ANSWER_S, FAILING_S, SETTLE_S
 from resilient.control.membership import LAUNCH_ATTEMPTS, STUCK_S
 from resilient.exits import Exit
-from resilient.faults import Raised
 from resilient.ledger import event_entry
 from resilient.outbox import AcknowledgeRecords, Finish, Launch, RaiseFence, RequestDaemon, Send, WriteEvent, WriteMetrics
 from resilient.protocol.messages import FindEnds, Propose, Record, Shutdown, SignalReceived, Start, Stop
+from resilient.recovery.faults import Raised
 
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 

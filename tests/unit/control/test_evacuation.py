@@ -6,9 +6,9 @@ from control_play import Play, beat, candidates, shard
 
 from resilient.control.evacuation import UNSEEN_S
 from resilient.exits import Exit
-from resilient.faults import Raised
 from resilient.outbox import Launch
 from resilient.protocol.messages import Arm, Health, HealthFinding, Propose, Proposed, Shutdown, Start, Stop
+from resilient.recovery.faults import Raised
 
 
 def running(**settings: object) -> Play:

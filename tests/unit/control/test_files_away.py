@@ -3,7 +3,7 @@
 import pytest
 from control_play import Play
 
-from resilient.faults import Raised
+from resilient.recovery.faults import Raised
 
 GONE = "[Errno 2] No such file or directory: '/data/corpus.idx'"
 

@@ -6,7 +6,6 @@ from control_play import VICTIM, Play, beat, shard
 from checkpoint.framing import NotAMessage
 from checkpoint.protocol import Held, TierTrouble
 from resilient.control.ends import SETTLE_S
-from resilient.faults import WorkerEnd
 from resilient.outbox import AcknowledgeRecords, WriteEvent, WriteMetrics
 from resilient.protocol.messages import (
     AgentMessage,
@@ -20,6 +19,7 @@ from resilient.protocol.messages import (
     Stop,
     WorkerEnded,
 )
+from resilient.recovery.faults import WorkerEnd
 
 OLD = [
     WorkerEnded(generation=5, end=WorkerEnd(1, 1, 77, -9, 9.0, 7, "step"), stopped=False),

@@ -4,7 +4,7 @@ from control_play import Play
 
 from resilient.control.evidence import Evidence
 from resilient.exits import Exit
-from resilient.without_spare import Measured
+from resilient.recovery.without_spare import Measured
 
 
 def lost(**settings) -> Play:

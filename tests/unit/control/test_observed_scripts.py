@@ -9,7 +9,7 @@ from resilient.config.timeouts import SILENCE_REPORT_S, WRITING_S
 from resilient.control.learning import FACTOR, NEEDED
 from resilient.control.liveness import LONGER, Watchdog
 from resilient.protocol.messages import Inspection, Record, Stop
-from resilient.standing import Standing
+from resilient.recovery.standing import Standing
 
 BACKWARD = MAIN + '  File "/x/torch/autograd/graph.py", line 829 in _engine_run_backward\n  File "/y/train.py", line 10 in main\n'
 UNFINISHED = Standing("0 [0, 1]", 31, "gloo:all_reduce [[72]]", True)

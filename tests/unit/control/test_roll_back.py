@@ -8,7 +8,7 @@ from resilient.config.timeouts import FENCE_RAISE_S
 from resilient.exits import Exit
 from resilient.outbox import Finish, Quarantine, RaiseFence, Send
 from resilient.protocol.messages import Start
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 
 
 def test_bad_numbers_roll_back_to_a_checkpoint_from_before_and_all_that_is_newer_is_invalid(play):

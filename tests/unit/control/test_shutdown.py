@@ -10,7 +10,6 @@ from resilient.config.timeouts import SETTLE_S
 from resilient.control.coordinator import State
 from resilient.control.shutdown import ASK_S
 from resilient.exits import Exit
-from resilient.faults import Raised
 from resilient.outbox import Finish
 from resilient.protocol.messages import (
     Arm,
@@ -21,6 +20,7 @@ from resilient.protocol.messages import (
     Shutdown,
     Started,
 )
+from resilient.recovery.faults import Raised
 
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 

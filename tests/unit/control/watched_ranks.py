@@ -5,8 +5,8 @@ from control_play import beat
 from resilient.control.judgement import culprit
 from resilient.control.learning import Limits
 from resilient.control.liveness import Suspicion, Watchdog
-from resilient.faults import Fault
 from resilient.protocol.messages import Heartbeat, Inspection
+from resilient.recovery.faults import Fault
 
 LIMITS = Limits(floor_s=2.0, ceiling_s=100.0)
 

@@ -12,7 +12,7 @@ _HEADER_BYTES = 512  # of the page that an input stands for: all words that ther
 def node(directory: Path) -> list[Decoder]:
     from resilient import heartbeat_region
     from resilient.agent import memory, recorder
-    from resilient.standing import standing
+    from resilient.recovery.standing import standing
 
     path = directory / "page"
 

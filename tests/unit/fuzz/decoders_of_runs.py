@@ -17,6 +17,7 @@ def campaigns(directory: Path) -> list[Decoder]:
 
     from resilient import diagnosis, evacuate, ledger, spill, storage
     from resilient.config import Config
+    from resilient.drawing.picture import picture
     from resilient.driver import lease, spill_file
     from resilient.exits import Exit
     from resilient.identity import record as identity
@@ -27,7 +28,6 @@ def campaigns(directory: Path) -> list[Decoder]:
     from resilient.past.fold import past_of
     from resilient.past.record import Reader, encoded
     from resilient.past.record import decoded as past_decoded
-    from resilient.picture import picture
     from resilient.protocol.disk import Item
     from resilient.protocol.messages import Record
     from resilient.status import add_identity, render, summarize

@@ -19,7 +19,7 @@ from resilient.driver.display import describe
 from resilient.past import order
 from resilient.past.fold import KEPT, RECENT, SAID, Past, past_of
 from resilient.past.record import FILE, Reader, read
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 
 Lines = Sequence[tuple[str, str]]
 

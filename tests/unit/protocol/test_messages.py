@@ -9,7 +9,6 @@ from checkpoint import protocol as daemon
 from checkpoint import worker_news
 from checkpoint.framing import Decoder, Message, encode
 from checkpoint.protocol import Held, NodeShard, SnapshotKey
-from resilient.faults import OutOfMemory, Raised, WorkerEnd
 from resilient.protocol import messages
 from resilient.protocol.messages import (
     AgentMessage,
@@ -19,6 +18,7 @@ from resilient.protocol.messages import (
     Report,
     WorkerEnded,
 )
+from resilient.recovery.faults import OutOfMemory, Raised, WorkerEnd
 
 KEY = SnapshotKey(5, 2)
 SHARD = NodeShard(tier="ram", directory="/dev/shm/a", key=KEY, shard=1, shards=2, size_bytes=10)

@@ -16,9 +16,10 @@ from reported import agreed, drawn, written
 from runs import HOSTS, KINDS, made
 from typer.testing import CliRunner
 
-from resilient import ledger, page
+from resilient import ledger
 from resilient.account import PARTS
 from resilient.cli import app
+from resilient.drawing import page
 from resilient.exits import EnvironmentUnusable
 from resilient.report import command
 from resilient.report.reading import read

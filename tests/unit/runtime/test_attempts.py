@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from soak import soaked_after
 
-from resilient.attempts import Attempt, got_on
-from resilient.faults import Fault
-from resilient.policy import Action, Budget, Situation, decide
+from resilient.recovery.attempts import Attempt, got_on
+from resilient.recovery.faults import Fault
+from resilient.recovery.policy import Action, Budget, Situation, decide
 
 BUDGET = Budget(max_restarts_per_hour=30, give_up_after_same_step=3)
 

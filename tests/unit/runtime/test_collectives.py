@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from resilient import collectives
-from resilient.collectives import REGULAR, REGULAR_S, Collectives, numbered
 from resilient.heartbeat_region import PHASES, AgentRegion, WorkerRegion
+from resilient.script import collectives
+from resilient.script.collectives import REGULAR, REGULAR_S, Collectives, numbered
 
 
 @pytest.fixture

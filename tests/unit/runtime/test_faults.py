@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from resilient.faults import Raised, WorkerEnd, blames_a_peer, culprit, from_ends
+from resilient.recovery.faults import Raised, WorkerEnd, blames_a_peer, culprit, from_ends
 
 PEER_GONE = [
     (

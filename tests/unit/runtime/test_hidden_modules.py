@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resilient.hidden_modules import Hidden, hidden, taken_names, tell
-from resilient.imports_ahead import Source
+from resilient.imports.ahead import Source
+from resilient.imports.hidden import Hidden, hidden, taken_names, tell
 
 IMPORTED = {"json": json, "os": os, "resource": resource}
 

@@ -10,7 +10,7 @@ import pytest
 
 from resilient import entry
 from resilient.config.errors import ConfigError
-from resilient.imports_ahead import MOST
+from resilient.imports.ahead import MOST
 
 EXAMPLES = Path(entry.__file__).parents[1] / "examples"
 RAISES = "1 / 0\n"  # where it is executed; for whoever reads it, it changes nothing

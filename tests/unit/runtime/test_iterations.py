@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from resilient.iterations import MOST, Iterations, Standing
+from resilient.script.iterations import MOST, Iterations, Standing
 
 READ = "."  # a batch
 

@@ -9,8 +9,8 @@ import msgspec
 
 from checkpoint.tools import aside
 from resilient import entries
-from resilient.faults import Kind
-from resilient.policy import ActionName
+from resilient.recovery.faults import Kind
+from resilient.recovery.policy import ActionName
 
 ROOT = Path(__file__).parents[3]
 EVERY_EVENT = {"t", "event", "generation", "host"}

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient import ledger
-from resilient.chart import Scale, value_scale
+from resilient.drawing.chart import Scale, value_scale
+from resilient.drawing.picture import LISTED, WIDTH, cut, picture, width
+from resilient.drawing.timeline import read, whole
 from resilient.exits import EnvironmentUnusable
-from resilient.picture import LISTED, WIDTH, cut, picture, width
 from resilient.processes import local_pid, local_pids
 from resilient.status import draw
-from resilient.timeline import read, whole
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from resilient.faults import Fault
-from resilient.policy import ILL, TABLE, UNFIT, Budget, Situation, decide, pause_s, stretch
-from resilient.rollback import RollBack
+from resilient.recovery.faults import Fault
+from resilient.recovery.policy import ILL, TABLE, UNFIT, Budget, Situation, decide, pause_s, stretch
+from resilient.recovery.rollback import RollBack
 
 BUDGET = Budget(max_restarts_per_hour=7, give_up_after_same_step=3)
 FAULT = Fault("g1-1", "exit", "SIGKILL", (1,), (0,), 12, "SIGKILL", "", 0.0)

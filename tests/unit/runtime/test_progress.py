@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from watched_rank import Time, Watched
 
-from resilient.progress import LINES_S
+from resilient.script.progress import LINES_S
 
 
 def test_each_optimizer_step_is_a_beat(watched: Watched):

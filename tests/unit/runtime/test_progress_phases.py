@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from watched_rank import Time, Watched
 
-from resilient.script_files import SavedFile
+from resilient.script.files import SavedFile
 
 Save = Callable[[object, Path], None]
 

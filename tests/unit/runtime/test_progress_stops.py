@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from watched_rank import Time, Watched
 
-from resilient.iterations import MOST
-from resilient.script_stop import Stopped
+from resilient.script.iterations import MOST
+from resilient.script.stop import Stopped
 
 SETTLED = 14  # iterations, after which the next one is expected to be like them
 TRAINING, VALIDATION = (TensorDataset(torch.ones(400, 4)) for _ in range(2))

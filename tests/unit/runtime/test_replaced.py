@@ -8,7 +8,7 @@ import pytest
 
 BECOMES = """
 import os
-from resilient import replaced
+from resilient.script import replaced
 
 replaced.watch()
 if os.fork() == 0:

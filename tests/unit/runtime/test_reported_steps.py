@@ -10,7 +10,7 @@ import torch
 from resilient import worker
 from resilient.account import account
 from resilient.heartbeat_region import NOT_BEATEN, AgentRegion, WorkerRegion
-from resilient.progress import Progress
+from resilient.script.progress import Progress
 
 STEP_S, STEPS = 0.5, 40
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from resilient.faults import Fault
-from resilient.rollback import DurableCheckpoints, InvalidationRule, RollBack, choose, data_of, merged, without_implied
+from resilient.recovery.faults import Fault
+from resilient.recovery.rollback import DurableCheckpoints, InvalidationRule, RollBack, choose, data_of, merged, without_implied
 
 BAD = Fault("g1-1", "not_finite", "BadBatch", (0,), (0,), 16, "loss nan", "", 0.0, since=13)
 

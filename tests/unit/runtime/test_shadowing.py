@@ -172,7 +172,7 @@ def test_of_a_checkout_nothing_is_imported_beside_what_is_installed(beside: Path
     """As where somebody installs a checkout and starts in it: parts of two copies do not go together."""
     (beside / "trainer").mkdir()
     (beside / "trainer/__init__.py").write_text("raise SystemExit('the copy')\n")
-    code = "import resilient\nfrom resilient import shadowing\nimport trainer\n"
+    code = "import resilient\nfrom resilient.imports import shadowing\nimport trainer\n"
     code += f"assert trainer is shadowing.import_for_program('trainer') and trainer.__file__.startswith({str(ROOT)!r})\n"
     (beside / "pyproject.toml").write_text("[project]\nname = 'resilient'\n")
     ran(code, beside=beside)

@@ -9,7 +9,8 @@ import pytest
 from torch import multiprocessing as started
 
 import resilient
-from resilient import spawned, worker
+from resilient import worker
+from resilient.script import spawned
 
 OURS = {"RESILIENT_HEARTBEAT_REGION": "nowhere", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 

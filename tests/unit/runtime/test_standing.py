@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from resilient.standing import Standing, astray, standing
+from resilient.recovery.standing import Standing, astray, standing
 
 STEP = ("all_gather [[8]]", "all_gather [[4]]", "reduce_scatter [[8]]", "all_reduce [[1]]")
 

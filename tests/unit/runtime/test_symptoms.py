@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from resilient.symptoms import TABLE, UNNAMED, diagnose, read, unreadable_files, waited_in_vain
+from resilient.recovery.symptoms import TABLE, UNNAMED, diagnose, read, unreadable_files, waited_in_vain
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 RETRY = (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.without_spare import Figures, decide, measured
+from resilient.recovery.without_spare import Figures, decide, measured
 
 HOUR = 3600.0
 NEVER: tuple[float, ...] = ()

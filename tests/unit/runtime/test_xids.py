@@ -10,10 +10,10 @@ import pytest
 from resilient.agent import node_events
 from resilient.agent.loop import Loop
 from resilient.agent.oom import KernelLog
-from resilient.faults import Raised, WorkerEnd, from_ends
 from resilient.health.gpus import judge_faults
 from resilient.protocol.messages import AgentMessage, Health
-from resilient.xids import TABLE, Class, parse
+from resilient.recovery.faults import Raised, WorkerEnd, from_ends
+from resilient.recovery.xids import TABLE, Class, parse
 
 # As /dev/kmsg has them.
 BUS = "4,1234,9876,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"

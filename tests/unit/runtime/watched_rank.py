@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from resilient.heartbeat_region import AgentRegion, WorkerRegion
-from resilient.progress import LINES_S, Progress
+from resilient.script.progress import LINES_S, Progress
 
 
 class Watched:

@@ -22,7 +22,7 @@ from resilient.driver.writer import Listeners, Writer
 from resilient.exits import Exit
 from resilient.outbox import Quarantine, RaiseFence
 from resilient.protocol.disk import DiskSettings
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 from resilient.slurm import chain
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.succession import Succession

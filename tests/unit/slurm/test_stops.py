@@ -16,8 +16,8 @@ from resilient.control.learning import Limits
 from resilient.driver import stops
 from resilient.driver.stops import Stops
 from resilient.outbox import Effect, Outbox, WriteEvent
-from resilient.policy import Budget
 from resilient.protocol.messages import Hello, Ready
+from resilient.recovery.policy import Budget
 from resilient.slurm import queue
 from resilient.slurm.deadline import END_S, KILL_WAIT_S
 from resilient.snapshots import StoragePlan, TierPlan

@@ -21,7 +21,7 @@ from checkpoint.protocol import (
     SnapshotKey,
     StartJob,
 )
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 
 RAM, NVME, DURABLE = "ram", "nvme", "scratch"
 BUFFERS = 3

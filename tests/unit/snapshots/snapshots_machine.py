@@ -13,7 +13,7 @@ from snapshot_daemons import BEGIN_SESSION, BUFFERS, DURABLE, NVME, RAM, Daemon,
 from checkpoint.protocol import DaemonNews, Held, Inventory, Replicate, SnapshotKey, StartJob
 from resilient.outbox import Outbox, RequestDaemon, WriteEvent
 from resilient.protocol.candidates import unpack
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 from resilient.snapshots import Snapshots, StoragePlan, TierPlan
 
 MEMBERS = 3

@@ -6,7 +6,7 @@ from snapshot_course import Course, done, failed, shard
 from checkpoint.protocol import Cancel, Discard, Held, SnapshotKey
 from resilient.outbox import Outbox
 from resilient.protocol.candidates import unpack
-from resilient.rollback import InvalidationRule
+from resilient.recovery.rollback import InvalidationRule
 from resilient.snapshots import Snapshots, TierPlan
 
 

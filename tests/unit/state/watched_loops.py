@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 import resilient
 from resilient import worker
 from resilient.heartbeat_region import AgentRegion, WorkerRegion
-from resilient.progress import observe
+from resilient.script.progress import observe
 
 Look = Callable[[str], None]
 STEPS = 4

@@ -12,7 +12,7 @@ from resilient import worker
 from resilient.config import Config, layout
 from resilient.config.timeouts import timeouts
 from resilient.driver.agents import agent_command
-from resilient.faults import Raised, WorkerEnd, from_ends
+from resilient.recovery.faults import Raised, WorkerEnd, from_ends
 from trainer import device, loop, state
 from trainer.batches import Batches
 from trainer.device import onto

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilient.account import GOES_ON, PLANNED
-from resilient.chart import finite, integer
+from resilient.drawing.chart import finite, integer
 
 Line = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from resilient.chart import Scale, curves, finite, integer, number, safe, seconds_axis, ticks, value_scale
-from resilient.timeline import Incident, Line, Timeline, moment_text, read, seconds_text, steps_text, whole
+from resilient.drawing.chart import Scale, curves, finite, integer, number, safe, seconds_axis, ticks, value_scale
+from resilient.drawing.timeline import Incident, Line, Timeline, moment_text, read, seconds_text, steps_text, whole
 
 WIDTH, LEFT, RIGHT = 900.0, 84.0, 22.0
 HEAD, MARKS, PANEL, STRIP, AXIS, KEY = 64.0, 26.0, 190.0, 16.0, 24.0, 34.0  # heights

@@ -1,10 +1,10 @@
 """How a script that says nothing is stopped: between two iterations of its loop, the same two on all ranks.
 
-Owns where a stop may be learned of, which is with the last step of the usual iteration (`resilient.iterations`), and where the
-script is left then: at the first thing of the next iteration that is noticed. Never right after the optimizer's step: what is
+Owns where a stop may be learned of, which is with the last step of the usual iteration (`resilient.script.iterations`), and where
+the script is left then: at the first thing of the next iteration that is noticed. Never right after the optimizer's step: what is
 saved in a `finally` then would have the weights of one step, and the counter and learning rate of the one before. Nor before all
-optimizers of an iteration have stepped. Where nobody knows what is usual, as in the first steps, the next iteration begins with
-the next batch, or when an optimizer steps again.
+optimizers of an iteration have stepped. Where nobody knows what is usual, as in the first steps, the next iteration begins with the
+next batch, or when an optimizer steps again.
 
 A validation after the last step is finished, if it does not take too long.
 """
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from resilient import clock
-from resilient.iterations import Iterations, Standing
 from resilient.lifeline import pass_over
+from resilient.script.iterations import Iterations, Standing
 
 VALIDATION_S = 8.0  # a validation after the last step may go on for so long
 VALIDATION_PART = 0.32  # and for no more than this part of what a stop may take: what is saved in a `finally` takes time, too

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from resilient import xids
+from resilient.recovery import xids
 
 Class = Literal["transient", "node", "deterministic"]
 

@@ -1,6 +1,6 @@
 """The progress of a training script that says nothing: its optimizer steps are counted, and the process beats for it.
 
-Owns the count, by which a stop is agreed on (`resilient.script_stop`), and the phases that can be told apart (`data` inside a
+Owns the count, by which a stop is agreed on (`resilient.script.stop`), and the phases that can be told apart (`data` inside a
 DataLoader, `snapshot` while a checkpoint is written, else `step`). What the script says itself by `resilient.worker` wins, each
 word for itself: beats, phases, metrics, and whether it asks to stop. One that beats and reports no metrics has its steps told by
 its beats.
@@ -10,7 +10,7 @@ turns, one in each parameter's backward hook, or one that is replaced by another
 accumulated and steps that a gradient scaler leaves out are no optimizer steps. All ranks count the same, for each begins at 0.
 
 Of a script without an optimizer of torch nothing is counted; checkpoints are its progress, and collectives tell whether it hangs
-(`resilient.collectives`).
+(`resilient.script.collectives`).
 """
 
 import functools
@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from resilient import clock, collectives, spawned
+from resilient import clock
 from resilient.heartbeat_region import NOT_BEATEN, PHASES, TOLD, WorkerRegion
-from resilient.script_files import ScriptFiles, common_place
-from resilient.script_stop import OnStop, ScriptStop
+from resilient.script import collectives, spawned
+from resilient.script.files import ScriptFiles, common_place
+from resilient.script.stop import OnStop, ScriptStop
 
 ON_STOP_VARIABLE = "RESILIENT_ON_STOP"
 DRAIN_VARIABLE = "RESILIENT_DRAIN_S"

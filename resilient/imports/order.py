@@ -1,9 +1,10 @@
 """What a file of Python imports while it is executed, in that order, up to the first statement that may change what the imports
 after it find.
 
-The file is read and never executed. A statement changes nothing if all that it calls is listed in `resilient.harmless_calls`, and
-all that it assigns to is its own; of any other it is taken for granted that it changes the environment, `sys.path`, the working
-directory or another module. So what is found here is imported by the program too, under the circumstances of its first statement.
+The file is read and never executed. A statement changes nothing if all that it calls is listed in
+`resilient.imports.harmless_calls`, and all that it assigns to is its own; of any other it is taken for granted that it changes the
+environment, `sys.path`, the working directory or another module. So what is found here is imported by the program too, under the
+circumstances of its first statement.
 """
 
 import ast
@@ -14,7 +15,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import NamedTuple
 
-from resilient.harmless_calls import LITERAL, Names, is_harmless, origin_of
+from resilient.imports.harmless_calls import LITERAL, Names, is_harmless, origin_of
 
 _KEEP_THEIR_METHODS = ("builtins.property", "functools.singledispatch")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from resilient import shadowing
-from resilient.imports_ahead import MOST, Source, sources
+from resilient.imports import shadowing
+from resilient.imports.ahead import MOST, Source, sources
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from resilient import strict_json
 from resilient.account import PARTS
-from resilient.chart import safe
+from resilient.drawing.chart import safe
 
 LIGHT = {
     "ground": "#ffffff", "ink": "#1c2024", "soft": "#5c6570", "rule": "#dfe3e8", "shade": "#f3f5f7",

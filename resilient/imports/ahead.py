@@ -2,7 +2,7 @@
 
 An installed package is imported once on a node, before its ranks are forked. The program's own modules are not: while they are
 imported they may look at `sys.argv`, `RANK` or their process, which are those of a rank in the ranks alone. What is imported after
-something that may change the circumstances, as the environment, is left to the ranks, too (`resilient.import_order`).
+something that may change the circumstances, as the environment, is left to the ranks, too (`resilient.imports.order`).
 """
 
 import functools
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from resilient.import_order import ImportOrder, Place, Unknown
-from resilient.shadowing import is_checkout
+from resilient.imports.order import ImportOrder, Place, Unknown
+from resilient.imports.shadowing import is_checkout
 
 MOST = 200  # files of the program that are read
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-_RUNTIME = Path(__file__).parent
+_RUNTIME = Path(__file__).parents[1]
 _OURS = (_RUNTIME, _RUNTIME.with_name("checkpoint"))
 
 

@@ -3,8 +3,8 @@
 Pure: (fault, history, budget, clock) to an action, by the first row of a table that holds. It sees no process and does nothing.
 
 What counts against a failure is the *stretch* of faults without progress that it belongs to: those since a step was last finished
-at which an earlier one had failed, or since an attempt of a script that says nothing got on (`resilient.attempts`). Restarts within
-a stretch follow each other with growing pauses; progress forgets them.
+at which an earlier one had failed, or since an attempt of a script that says nothing got on (`resilient.recovery.attempts`).
+Restarts within a stretch follow each other with growing pauses; progress forgets them.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from resilient.attempts import Attempt, got_on
-from resilient.faults import Fault, listed
-from resilient.rollback import RollBack, bad_numbers, choose, data_of
+from resilient.recovery.attempts import Attempt, got_on
+from resilient.recovery.faults import Fault, listed
+from resilient.recovery.rollback import RollBack, bad_numbers, choose, data_of
 
 ActionName = Literal[
     "wait",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint.retention import superseded
-from resilient.faults import Fault
+from resilient.recovery.faults import Fault
 
 Stretch = tuple[int, int]
 """First and last step, both included."""

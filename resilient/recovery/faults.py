@@ -1,7 +1,7 @@
 """Faults: what went wrong, told from what was seen.
 
 Pure: turns the ways in which workers ended into one `Fault` that names the culprit and not its victims. Detecting is the agents'
-work, deciding what to do is `resilient.policy`.
+work, deciding what to do is `resilient.recovery.policy`.
 """
 
 import re
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from resilient import symptoms
-from resilient.attempts import Attempt
 from resilient.excerpts import head
+from resilient.recovery import symptoms
+from resilient.recovery.attempts import Attempt
 
 LINE_CHARACTERS = 400  # of what an exception says, in a text of one line
 NAMED = 8  # ranks or nodes in a text; of more, only the number is said
@@ -146,7 +146,7 @@ class Fault:
         cause: short and the same whenever the same thing happens again; `detail` is for people.
         detect_s: from the moment it showed on its node until it was known here.
         final: the exit code of the run where trying again cannot help.
-        verdict: the class of the cause, where `resilient.symptoms` knows it.
+        verdict: the class of the cause, where `resilient.recovery.symptoms` knows it.
         since: of bad numbers, the first step that had them.
         phase: that the culprit was in.
         attempt: what the attempt that it ended had come to, of a script that says nothing by itself.

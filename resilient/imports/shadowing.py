@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120 - by every command, which does without pathlib
+_ROOT = os.path.realpath(__file__).rsplit(os.sep, 3)[0]  # every command imports this, and does without pathlib
 NAMES = ("checkpoint", "chaos", "trainer")
 """Packages of ours that a program may have modules of the same name as; `resilient` itself is the runtime's alone."""
 _OURS = tuple(f"{_ROOT}/{name}/" for name in (*NAMES, "resilient"))
