@@ -19,8 +19,8 @@ def saved(trainer: Any, fit_loop: Mapping[str, Any], own: object) -> dict[str, A
     before = dict(checkpoint)
     for hook in hooks:
         hook(checkpoint)
-    names = {id(value): key for key, value in before.items()}
-    found = {key: value for key, value in checkpoint.items() if value is not before.get(key)}
+    names = {id(value): key for key, value in before.items() if isinstance(value, dict | list)}  # equal numbers are one object
+    found = {key: value for key, value in checkpoint.items() if key not in before or value is not before[key]}
     renamed = {key: names[id(value)] for key, value in found.items() if id(value) in names}
     return {"added": {key: value for key, value in found.items() if key not in renamed}, "renamed": renamed}
 

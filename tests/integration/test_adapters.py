@@ -95,8 +95,9 @@ def test_kills_in_the_middle_of_an_epoch_lose_no_step_and_change_no_number(adapt
 LOADERS = ["plain", "generator", "workers", "stateful", "unsized"]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("loader", "procs"), [("ema", 2), soaked("swa", 2), *(soaked(*each) for each in product(LOADERS, [1, 2]))])
+@pytest.mark.parametrize(("loader", "procs"), [("ema", 2), ("swa", 2), *product(LOADERS, [1, 2])])
 def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted: Adapted, loader: str, procs: int):
     """Ends of epochs, validations that draw random numbers, a schedule that follows them, averages, hooks; loaders of each kind."""
     chance, steps = random.Random(loader), 60
@@ -119,7 +120,7 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dispatch", ["", "--dispatch"])
+@pytest.mark.parametrize("dispatch", [soaked(""), "--dispatch"])
 def test_what_a_script_has_registered_with_accelerate_goes_on_after_kills(adapted: Adapted, dispatch: str):
     steps, script = 40, Path(__file__).with_name("accelerate_registered.py")
     words = f"{PACED}{stands(steps)} {script} --steps {steps} --out ${{run_dir}}/out {dispatch}"

@@ -239,7 +239,8 @@ def same_bits(run: Campaign, calm: Campaign, step: int) -> None:
 VALIDATES = Path(__file__).with_name("validates.py")
 
 
-@pytest.mark.parametrize(("how", "faults"), [("sleeps", [("hang", [0])]), soaked("spins", [])])
+@pytest.mark.soak
+@pytest.mark.parametrize(("how", "faults"), [("sleeps", [("hang", [0])]), ("spins", [])])
 def test_a_validation_in_a_step_is_taken_for_a_hang_once_at_the_most_and_none_behind_the_loop_is(
     campaign: Callable[..., Campaign], how: str, faults: list[Any]
 ):

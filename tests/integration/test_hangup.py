@@ -266,6 +266,7 @@ def test_a_terminal_that_is_closed_ends_nothing(steady: Callable[..., Campaign],
         assert "standard output: Input/output error" in said(run)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="NOT TESTED HERE: a session of tmux needs tmux")
 def test_a_session_of_tmux_that_is_killed_ends_nothing(steady: Callable[..., Campaign]):
     run = steady(LATE)

@@ -68,6 +68,7 @@ def members(run: Campaign) -> list[int]:
     return [len(event["nodes"]) for event in run.events("generation_started")]
 
 
+@pytest.mark.soak
 def test_a_spare_takes_the_place_of_a_node_that_crashes_and_no_bit_is_different(
     training: Training, reference_runs, ram: Path, tmp_path: Path, rounds: int
 ):

@@ -24,6 +24,7 @@ from resilient.version import commit
 Counting = Callable[..., Campaign]
 
 
+@pytest.mark.soak
 def test_a_run_without_faults_reaches_its_target(counting: Counting):
     run = counting()
     assert run.run() == 0, run.output + run.logs()
@@ -156,6 +157,7 @@ def test_a_script_that_knows_five_calls_is_restarted_and_goes_on_where_it_was(ca
     assert (states / "step-00000060").is_dir()
 
 
+@pytest.mark.soak
 def test_a_script_without_any_call_is_restarted_too(campaign: Callable[..., Campaign], tmp_path: Path):
     (tmp_path / "plain.py").write_text(PLAIN)
     run = campaign(entrypoint="plain.py 3", cluster={"procs_per_node": 2, "device": "cpu"})

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from campaigns import Campaign, wait_for
 from mounts import device_on, freezable_disk, needs_root
+from soak import soaked_after
 
 
 @needs_root
 @pytest.mark.parametrize(
     "cluster",
-    [{"nodes": 2, "procs_per_node": 1}, {"procs_per_node": 2}, {"procs_per_node": 1}],
+    soaked_after(1, [{"nodes": 2, "procs_per_node": 1}, {"procs_per_node": 2}, {"procs_per_node": 1}]),
     ids=["two nodes", "one node", "no peer that fails"],
 )
 def test_a_worker_that_takes_long_to_end_is_blamed_for_it_and_waited_for(

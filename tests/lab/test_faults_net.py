@@ -168,7 +168,7 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "host", "params", "moves"), soaked_after(5, SHORT), ids=named)
+@pytest.mark.parametrize(("fault", "host", "params", "moves"), soaked_after(3, SHORT), ids=named)
 def test_what_is_short_is_sat_out(run: Toy, since: Since, fault: str, host: str, params: dict[str, Any], moves: str | None):
     began = time.monotonic()
     shown = run.strike(fault, host, **params)
@@ -231,6 +231,7 @@ UNDOABLE = {
 }
 
 
+@pytest.mark.soak
 def test_all_is_undone_although_the_injectors_are_killed(run: Toy, since: Since):
     before = network(run.lab)
     with contextlib.ExitStack() as stack:

@@ -14,6 +14,7 @@ from checkpoint_processes import Child, kill_this_process
 from checkpoint_state import local_shards
 from hypothesis import given
 from hypothesis import strategies as st
+from soak import soaked_after
 from state_dicts import awkward, failure, same
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
@@ -184,7 +185,7 @@ def save_and_die(pipe: Connection, root: Path, point: str) -> None:
     pipe.send("survived")
 
 
-@pytest.mark.parametrize("point", SAVE_POINTS)
+@pytest.mark.parametrize("point", soaked_after(2, SAVE_POINTS))
 def test_a_writer_killed_at_any_point_leaves_the_old_or_the_new(root: Path, point: str) -> None:
     dcp.save(awkward(), storage_writer=ZarrWriter(root, 1))
     if point == "old_set_aside":

@@ -12,7 +12,7 @@ from fuzzing import Witness
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-FEW, MANY = 100, 5_000  # inputs of each decoder, and a tenth as many by Hypothesis; so many for each of `--rounds`
+FEW, MANY = 60, 5_000  # inputs of each decoder, and a tenth as many by Hypothesis; so many for each of `--rounds`
 
 DECODERS = (
     "agent to driver", "driver to agent", "hello", "disk process", "disk process news", "daemon requests", "daemon news",

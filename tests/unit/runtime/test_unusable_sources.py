@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from soak import soaked
 
 from resilient import ledger
 
@@ -27,7 +28,7 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["hf", "megatron"])
+@pytest.mark.parametrize("form", ["hf", soaked("megatron")])
 def test_a_source_that_is_not_there_or_is_damaged_cannot_be_imported(tmp_path: Path, form: str):
     assert ended("ckpt", "import", "nope", "out", "--format", form, cwd=tmp_path) == (
         69,

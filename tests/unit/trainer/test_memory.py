@@ -65,7 +65,8 @@ def test_ranks_hold_at_their_most_what_the_plan_says(dataset: Path, tmp_path: Pa
         assert measured == [pytest.approx(planned, rel=0.15)] * dp
 
 
-@pytest.mark.parametrize("mode", ["full", soaked("selective"), soaked("none")])
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["full", "selective", "none"])
 def test_what_ranks_hold_between_the_halves_of_a_backward_pass_is_planned(dataset: Path, tmp_path: Path, mode: str):
     size = {"micro_batch_size": 8, "global_batch_size": 48, "recompute": mode}
     path = write_config(tmp_path, dataset, **merged(TWIN, {"parallel": {"schedule": "zero_bubble"}, "train": size}))
