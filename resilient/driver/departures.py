@@ -65,8 +65,15 @@ class Departures:
         self._unknown: set[str] = set()
 
     async def watch(self) -> None:
-        """Tell the core whenever they change; never returns."""
-        threading.Thread(target=self._read, name="departures", daemon=True).start()
+        """Tell the core whenever they change, until it is cancelled."""
+        over = threading.Event()
+        threading.Thread(target=self._read, args=(over,), name="departures", daemon=True).start()
+        try:
+            await self._tell()
+        finally:
+            over.set()
+
+    async def _tell(self) -> None:
         told: Mapping[int, str] = {}
         asked_t = 0.0
         while True:
@@ -87,9 +94,9 @@ class Departures:
                 self._turn(self._coordinator.evacuate, nodes, resumed)
             await asyncio.sleep(READ_S)
 
-    def _read(self) -> None:
+    def _read(self, over: threading.Event) -> None:
         trouble = ""
-        while True:
+        while not over.is_set():
             try:
                 self._request = requested(self._run_dir, self._token)
                 trouble = ""
@@ -99,7 +106,7 @@ class Departures:
                 if str(error) != trouble:
                     trouble = str(error)
                     log.warning("%s cannot be read, and what was asked before it could not holds: %s", FILE, error)
-            time.sleep(READ_S)
+            over.wait(READ_S)
 
     def _leaving(self, request: Request, now: float) -> dict[int, str]:
         """The nodes that are to be left now, and why."""

@@ -99,7 +99,7 @@ class Situation:
         return stretch([*(fault for _, fault in self.earlier), self.fault])
 
     @cached_property
-    def files_s(self) -> float:
+    def files_waited_s(self) -> float:
         """For how long files have been missing or unreadable, without progress since."""
         before = len(self.stretch) - 1
         times = [t for t, fault in self.earlier[len(self.earlier) - before :] if fault.files is not None]
@@ -108,7 +108,7 @@ class Situation:
     @property
     def waits_for_files(self) -> bool:
         """Whether files are waited for."""
-        return self.fault.files is not None and self.files_s < self.budget.files_patience_s
+        return self.fault.files is not None and self.files_waited_s < self.budget.files_patience_s
 
     def _counts(self, fault: Fault) -> bool:
         """Whether an earlier fault counts against this one: what was waited for does only once the patience is over."""
@@ -273,7 +273,7 @@ def decide(situation: Situation) -> Action:
     action = Action(row.action, row.reason(situation), roll_back=situation.way_back if row.action == "roll_back" else None)
     delay_s = pause_s(len(situation.stretch), situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
     if situation.waits_for_files:  # the last attempt is made when the patience is over
-        delay_s = min(delay_s, situation.budget.files_patience_s - situation.files_s)
+        delay_s = min(delay_s, situation.budget.files_patience_s - situation.files_waited_s)
     if not delay_s:
         return action
     why = f"{action.reason}, in {delay_s:g} s: {len(situation.stretch)} failures without progress"

@@ -116,13 +116,19 @@ def test_a_node_that_slurm_calls_down_is_lost_and_not_waited_for():
     assert [action["name"] for action in play.events("action")] == ["replace_node", "shrink"]
 
 
-def test_a_node_that_was_lost_already_is_waited_for_until_slurm_calls_it_down():
+def lost_and_asked_about() -> tuple[Play, int]:
+    """Node 2 is waited for, and Slurm is asked what it knows. The generation is that in which it was lost."""
     play = shrinking()
     play.do("lost", 2, "its connection broke")
     generation = play.generation
     play.again(0, 1)
     play.wait(6.0)
     assert asked(play)[0] == (2,) and play.generation == generation
+    return play, generation
+
+
+def test_a_node_that_was_lost_already_is_waited_for_until_slurm_calls_it_down():
+    play, generation = lost_and_asked_about()
     answered(play, "ALLOCATED", "NOT_RESPONDING")
     play.wait(1.0)
     assert play.generation == generation
@@ -142,12 +148,7 @@ def goes_on_without(play: Play, generation: int) -> None:
 
 
 def test_a_node_that_slurm_has_taken_out_of_the_job_is_neither_waited_for_nor_started_again():
-    play = shrinking()
-    play.do("lost", 2, "its connection broke")
-    generation = play.generation
-    play.again(0, 1)
-    play.wait(6.0)
-    assert asked(play)[0] == (2,) and play.generation == generation
+    play, generation = lost_and_asked_about()
     play.do("inquired", [Evidence(2, departed=True)])
     goes_on_without(play, generation)
 

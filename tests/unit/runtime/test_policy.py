@@ -132,7 +132,7 @@ def test_files_are_looked_for_a_last_time_when_the_patience_is_over():
 def test_files_that_were_there_in_between_are_waited_for_anew():
     progress = replace(away, step=14)
     given = situation(replace(away, step=14), [(NOW - 1000, replace(away, step=13)), (NOW - 10, progress)])
-    assert given.files_s == 10.0 and decide(given).name == "restart_workers"
+    assert given.files_waited_s == 10.0 and decide(given).name == "restart_workers"
 
 
 def test_the_reason_to_give_up_names_failure_step_and_count():

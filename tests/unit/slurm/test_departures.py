@@ -1,6 +1,7 @@
 """Which nodes are left, because Slurm drains them, a maintenance takes them, or a person says so."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -175,6 +176,22 @@ def test_what_was_asked_holds_while_the_file_cannot_be_read(tmp_path: Path, trou
     watched(core, tmp_path, None, over)
     assert core.told == [({1: "it was asked for"}, frozenset())]
     assert len(complaints()) == (trouble != "gone")
+
+
+def test_nothing_reads_the_run_directory_any_more_once_nobody_watches(tmp_path: Path):
+    departures = Departures(Core(["n1"]), tmp_path, "token", None, turn=turn, note=lambda _: None)  # type: ignore[arg-type]
+    before = set(threading.enumerate())
+
+    async def work() -> list[threading.Thread]:
+        task = asyncio.create_task(departures.watch())
+        await asyncio.sleep(0)
+        started = [thread for thread in threading.enumerate() if thread not in before and thread.name == "departures"]
+        task.cancel()
+        return started
+
+    (reader,) = asyncio.run(work())
+    reader.join(60)
+    assert not reader.is_alive()
 
 
 def test_what_is_resumed_is_told_once_each_time(tmp_path: Path):
