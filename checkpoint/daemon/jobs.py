@@ -164,7 +164,7 @@ class Jobs:
     def roots(self) -> list[Root]:
         """Where shards lie in directories of their own: beside the buffers (replicas, and what was left), and the node's tiers."""
         memory = self._snapshots.roots
-        return [*(Root(self._snapshots.memory, root, self._snapshots.trusted(root)) for root in memory), *self._node_roots]
+        return [*(Root(self._snapshots.memory, root, self._snapshots.places.trusted(root)) for root in memory), *self._node_roots]
 
     def start(self, request: StartJob | Replicate) -> None:
         """Accept a job; its end is reported."""
@@ -322,7 +322,7 @@ class Jobs:
 
     def _hold(self, tier: Tier, job: TierJob) -> tuple[ShardManifest, Path]:
         self._mounts.check(job.root)
-        safe_dir.make_private(job.root, trusted=self._snapshots.trusted(job.root))
+        safe_dir.make_private(job.root, trusted=self._snapshots.places.trusted(job.root))
         transfer = Copy(tier.pace, job.cancelled, job.progress)
         try:
             if isinstance(job.request, Replicate):

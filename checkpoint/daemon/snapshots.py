@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from checkpoint import safe_dir
-from checkpoint.daemon.buffers import Buffers
+from checkpoint.daemon.buffer_places import BufferPlaces
 from checkpoint.daemon.mounts import Mounts
 from checkpoint.daemon.session import Session
 from checkpoint.daemon.shards import node_shard
@@ -33,7 +32,7 @@ from checkpoint.protocol import (
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.tiers import blueprint
 from checkpoint.tiers.blueprint import Blueprint
-from checkpoint.tiers.lease import LINK, Lease, LeaseWord, buffer_path
+from checkpoint.tiers.lease import LINK, Lease, LeaseWord
 from checkpoint.tiers.session import CONTROL
 from checkpoint.worker_news import (
     BufferBroken,
@@ -55,8 +54,11 @@ class Snapshots:
     """The snapshots that the workers of this node take.
 
     Args:
-        mounts: of the places of buffers; where one is gone, no buffers are made.
+        mounts: of the places of buffers.
         report: takes news.
+
+    Attributes:
+        places: where the buffers may lie.
 
     Invariants: at most one buffer is leased. While workers may use a lease it is not taken back; it ends when all ranks are done
     with it, or with the session. After every await it is looked again whether the session is still the present one: what was
@@ -64,20 +66,16 @@ class Snapshots:
     """
 
     def __init__(self, settings: DaemonSettings, mounts: Mounts, report: Callable[[DaemonNews], None]) -> None:
-        self._mounts = mounts
         self.memory = settings.memory
         self._directory = Path(settings.directory)
-        self._places = [Path(place) for place in settings.places]
-        self._durable = [Path(tier.path) for tier in settings.tiers if tier.durable]
+        self.places = BufferPlaces(settings, mounts)
         self._count = settings.buffers
         self._generation = settings.generation
         self._report = report
         self._word = LeaseWord(self._directory / CONTROL, create=True)
         self._lease = Lease(settings.generation, self._word.read().number, None)
         self._publish(None)  # what the daemon before this one has leased is not known here
-        self.buffers = self._open_buffers()
-        nearer = self._places[: self._places.index(self.buffers.root)] if self.buffers.root in self._places else []
-        self._left = [place for place in nearer if safe_dir.is_private(place)]  # where shards of buffers may lie that were left
+        self.buffers = self.places.open()
         self._session: Session | None = None
         self._preparing = asyncio.Lock()
         self._work = Tasks()
@@ -91,26 +89,10 @@ class Snapshots:
         """On whose behalf the daemon speaks."""
         return self._generation
 
-    def _open_buffers(self) -> Buffers:
-        """In the place where an earlier daemon had them."""
-        there = [place for place in self._places if any(buffer_path(place, index).is_dir() for index in range(self._count))]
-        chosen = next((place for place in there if safe_dir.is_safe(place, trusted=self.trusted(place))), None)
-        for place in [chosen] if chosen else self._places:
-            try:
-                self._mounts.check(place)
-                return Buffers(place, self._count, trusted=self.trusted(place))
-            except OSError as error:
-                log.warning("no buffers in %s: %s", place, error.strerror or error)
-        return Buffers(self._directory / "own", self._count)
-
-    def trusted(self, place: Path) -> Path | None:
-        """The durable tier that a place is on, which the user has chosen; None where it is in RAM or on a disk of this node."""
-        return next((durable for durable in self._durable if place.is_relative_to(durable)), None)
-
     @property
     def roots(self) -> list[Path]:
         """Where shards of snapshots lie."""
-        return [*(place for place in self._left if place != self.buffers.root), self.buffers.root]
+        return [*self.places.left(self.buffers.root), self.buffers.root]
 
     # -- the session ---------------------------------------------------------------------------------------------------
 
@@ -165,9 +147,7 @@ class Snapshots:
 
     async def clear(self) -> None:
         """Give the memory back, before a slower place, which may hang, is waited for."""
-        for place in self._left:
-            if place != self.buffers.root:
-                await asyncio.to_thread(safe_dir.remove, place, trusted=self.trusted(place))
+        await self.places.clear(self.buffers.root)
         await self.buffers.clear()
 
     # -- buffers -------------------------------------------------------------------------------------------------------
@@ -206,7 +186,7 @@ class Snapshots:
                 return
             if plan.place is not None and session is self._session:
                 session.shard, session.shards = plan.place
-            for place in self._places if self.buffers.empty else []:
+            for place in self.places.all if self.buffers.empty else []:
                 try:
                     await self._make_buffers(session, digest, place, plan)
                 except OSError as error:
@@ -221,22 +201,17 @@ class Snapshots:
                 await self._make_others(session, digest, plan)
                 return
             if session is self._session:
-                places = tuple(str(place) for place in self._places)
+                places = tuple(str(place) for place in self.places.all)
                 self._report(NoRoom(generation=self._generation, size_bytes=plan.size_bytes * self._count, places=places))
 
     async def _make_buffers(self, session: Session, digest: str, place: Path, plan: Blueprint) -> None:
         """Make all buffers that are free, then lease one; less where something else was announced meanwhile. Raises OSError."""
-        await asyncio.to_thread(self._make_place, place)
+        await asyncio.to_thread(self.places.make, place)
         if session is self._session and place != self.buffers.root:
-            self.buffers = Buffers(place, self._count, trusted=self.trusted(place))
+            self.buffers = self.places.buffers(place)
         while self._is_wanted(session, digest) and await self.buffers.make_one(plan):
             pass
         self._use(session, digest, plan)
-
-    def _make_place(self, place: Path) -> None:
-        """Raises OSError."""
-        self._mounts.check(place)
-        safe_dir.make_private(place, trusted=self.trusted(place))
 
     async def _make_others(self, session: Session, digest: str, plan: Blueprint) -> None:
         """Make buffers while some hold what is needed: where these are, or where that has no room, in a slower place."""
@@ -254,7 +229,7 @@ class Snapshots:
             self._begin_trouble(f"no buffers in {root}: {error.strerror or error}", error.errno)
         if enough or not idle:
             return  # some are in use, or are read: it is tried again when they are not, or when less is needed
-        for place in self._places[self._places.index(root) + 1 :] if root in self._places else []:
+        for place in self.places.slower(root):
             try:
                 await self._move(session, digest, place, plan)
             except OSError as error:
@@ -264,8 +239,8 @@ class Snapshots:
 
     async def _move(self, session: Session, digest: str, place: Path, plan: Blueprint) -> None:
         """Make all buffers in another place, and then leave those that there are. Raises OSError."""
-        await asyncio.to_thread(self._make_place, place)
-        others = Buffers(place, self._count, trusted=self.trusted(place))
+        await asyncio.to_thread(self.places.make, place)
+        others = self.places.buffers(place)
         try:
             while self._is_wanted(session, digest) and await others.make_one(plan):
                 pass
@@ -276,7 +251,7 @@ class Snapshots:
             await others.remove_empty()
         elif self.buffers.idle:
             before, self.buffers = self.buffers, others
-            self._left = list(dict.fromkeys((*self._left, before.root)))
+            self.places.leave(before.root)
             await before.leave()
             self._use(session, digest, plan)
 

@@ -1,0 +1,78 @@
+"""Where a node's buffers may lie: the places of the tiers, the fastest first, and those that were left for a slower one."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from checkpoint import safe_dir
+from checkpoint.daemon.buffers import Buffers
+from checkpoint.daemon.mounts import Mounts
+from checkpoint.protocol import DaemonSettings
+from checkpoint.tiers.lease import buffer_path
+
+log = logging.getLogger(__name__)
+
+
+class BufferPlaces:
+    """The places of one node. Buffers lie in one of them at a time.
+
+    Args:
+        mounts: of the places; where one is gone, no buffers are made.
+    """
+
+    def __init__(self, settings: DaemonSettings, mounts: Mounts) -> None:
+        self.all = [Path(place) for place in settings.places]
+        self._own = Path(settings.directory) / "own"
+        self._durable = [Path(tier.path) for tier in settings.tiers if tier.durable]
+        self._count = settings.buffers
+        self._mounts = mounts
+        self._left: Sequence[Path] = ()
+
+    def open(self) -> Buffers:
+        """The buffers of this daemon's start: in the place where an earlier daemon had them, else in the first that works."""
+        there = [place for place in self.all if any(buffer_path(place, index).is_dir() for index in range(self._count))]
+        chosen = next((place for place in there if safe_dir.is_safe(place, trusted=self.trusted(place))), None)
+        opened = self._first([chosen] if chosen else self.all)
+        nearer = self.all[: self.all.index(opened.root)] if opened.root in self.all else []
+        self._left = [place for place in nearer if safe_dir.is_private(place)]  # where shards of buffers may lie that were left
+        return opened
+
+    def _first(self, places: Sequence[Path]) -> Buffers:
+        for place in places:
+            try:
+                self._mounts.check(place)
+                return self.buffers(place)
+            except OSError as error:
+                log.warning("no buffers in %s: %s", place, error.strerror or error)
+        return Buffers(self._own, self._count)
+
+    def trusted(self, place: Path) -> Path | None:
+        """The durable tier that a place is on, which the user has chosen; None where it is in RAM or on a disk of this node."""
+        return next((durable for durable in self._durable if place.is_relative_to(durable)), None)
+
+    def buffers(self, place: Path) -> Buffers:
+        """Those of a place. Raises OSError: it cannot be used."""
+        return Buffers(place, self._count, trusted=self.trusted(place))
+
+    def make(self, place: Path) -> None:
+        """Make its directory. Raises OSError."""
+        self._mounts.check(place)
+        safe_dir.make_private(place, trusted=self.trusted(place))
+
+    def slower(self, root: Path) -> list[Path]:
+        """Those behind this one; none behind one that is not of the tiers."""
+        return self.all[self.all.index(root) + 1 :] if root in self.all else []
+
+    def leave(self, root: Path) -> None:
+        """Buffers lie in another place from now on; shards of theirs may stay behind here."""
+        self._left = list(dict.fromkeys((*self._left, root)))
+
+    def left(self, root: Path) -> list[Path]:
+        """Places that were left. Args: root: where the buffers are now."""
+        return [place for place in self._left if place != root]
+
+    async def clear(self, root: Path) -> None:
+        """Remove what was left behind. Args: root: where the buffers are now."""
+        for place in self.left(root):
+            await asyncio.to_thread(safe_dir.remove, place, trusted=self.trusted(place))
