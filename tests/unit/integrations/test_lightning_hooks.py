@@ -1,119 +1,21 @@
 """What hooks of Lightning add to a checkpoint and exchange in it comes back to the same hooks in another process's trainer."""
 
-from collections.abc import Callable
-from copy import deepcopy
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, EMAWeightAveraging
-from torch.utils.data import DataLoader, TensorDataset
-
-from resilient.integrations import lightning_hooks
-
-ORDER: list[str] = []  # of hooks that were called with a checkpoint to load
 
 
-class Line(pl.LightningModule):
-    """One layer; what it has seen is in checkpoints by its hook alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.save_hyperparameters({"width": 4})
-        self.layer = torch.nn.Linear(4, 1)
-        self.seen = 0
-
-    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        self.seen += 1
-        return self.layer(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        assert checkpoint["hyper_parameters"] == {"width": 4}
-        checkpoint["seen"] = self.seen
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        ORDER.append("module")
-        self.seen = checkpoint["seen"]
+@pytest.fixture
+def hooked() -> Any:
+    """Imports Lightning, which takes seconds, in the processes that run these tests alone."""
+    return importlib.import_module("hooked")
 
 
-class Plain(pl.LightningModule):
-    """Without a hook."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    training_step = Line.training_step
-    configure_optimizers = Line.configure_optimizers
-    seen = 0
-
-
-class Counting(Callback):
-    """Keeps a count by a hook."""
-
-    count = 0
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.count += 1
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["count"], checkpoint["best"] = self.count, None
-
-    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        ORDER.append("callback")
-        self.count, _ = checkpoint["count"], checkpoint["best"]
-
-
-class Own(Callback):
-    """Takes the place of the runtime's: does something within the fit, and its own hook is called by nobody."""
-
-    def __init__(self, at: int, act: Callable[[pl.Trainer], None]) -> None:
-        self.at, self.act = at, act
-
-    def on_train_batch_start(self, trainer: pl.Trainer, _: pl.LightningModule, __: Any, batch_idx: int) -> None:
-        if batch_idx == self.at:
-            self.act(trainer)
-
-    def on_save_checkpoint(self, *_: Any) -> None:
-        pytest.fail("the hook of the callback that takes the snapshot")
-
-
-def fit(module: pl.LightningModule, directory: Path, *callbacks: Callback, steps: int) -> None:
-    torch.manual_seed(1)
-    data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
-    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    trainer = pl.Trainer(max_steps=steps, accelerator="cpu", devices=1, default_root_dir=directory, callbacks=[*callbacks], **quiet)
-    trainer.fit(module, data)
-
-
-def average(callback: EMAWeightAveraging) -> dict[str, torch.Tensor]:
-    assert callback._average_model is not None
-    return {name: value.clone() for name, value in callback._average_model.state_dict().items()}
-
-
-def saved_at(directory: Path, step: int) -> tuple[dict[str, Any], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """What hooks add at a step, the weights there, and their average."""
-    found: list[Any] = []
-    ema = EMAWeightAveraging(decay=0.5)
-
-    def take(trainer: pl.Trainer) -> None:
-        weights = {name: value.clone() for name, value in trainer.lightning_module.state_dict().items()}
-        state = lightning_hooks.saved(trainer, trainer.fit_loop.state_dict(), own)
-        found.extend([deepcopy(state), weights, average(ema)])  # as a snapshot has them: training goes on in place
-
-    own = Own(step, take)
-    fit(Line(), directory, Counting(), ema, own, steps=step + 1)
-    state, weights, averaged = found
-    return state, weights, averaged
-
-
-def test_what_hooks_add_and_exchange_is_saved_and_what_only_has_another_name_is_not_saved_twice(tmp_path: Path):
-    state, weights, averaged = saved_at(tmp_path, 3)
+def test_what_hooks_add_and_exchange_is_saved_and_what_only_has_another_name_is_not_saved_twice(hooked: Any, tmp_path: Path):
+    state, weights, averaged = hooked.saved_at(tmp_path, 3)
     assert state["renamed"] == {"current_model_state": "state_dict"}
     assert (state["added"]["seen"], state["added"]["count"]) == (3, 3)
     assert {"state_dict", "averaging_state", "seen", "count", "best"} == state["added"].keys()
@@ -121,31 +23,31 @@ def test_what_hooks_add_and_exchange_is_saved_and_what_only_has_another_name_is_
         assert torch.equal(value, averaged[f"module.{name}"]) and not torch.equal(value, weights[name])
 
 
-def test_hooks_find_it_again_and_the_weights_stay_those_that_were_restored(tmp_path: Path):
-    state, weights, averaged = saved_at(tmp_path, 3)
-    ORDER.clear()
-    module, counting, ema = Line(), Counting(), EMAWeightAveraging(decay=0.5)
+def test_hooks_find_it_again_and_the_weights_stay_those_that_were_restored(hooked: Any, tmp_path: Path):
+    state, weights, averaged = hooked.saved_at(tmp_path, 3)
+    hooked.ORDER.clear()
+    module, counting, ema = hooked.Line(), hooked.Counting(), hooked.EMAWeightAveraging(decay=0.5)
 
-    def restore(trainer: pl.Trainer) -> None:
+    def restore(trainer: Any) -> None:
         trainer.lightning_module.load_state_dict(weights)
-        lightning_hooks.load(trainer, trainer.fit_loop.state_dict(), state, own)
+        hooked.lightning_hooks.load(trainer, trainer.fit_loop.state_dict(), state, own)
         assert (module.seen, counting.count) == (3, 3)
-        assert all(torch.equal(value, averaged[name]) for name, value in average(ema).items())
+        assert all(torch.equal(value, averaged[name]) for name, value in hooked.average(ema).items())
         assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
 
-    own = Own(0, restore)
-    fit(module, tmp_path, counting, ema, own, steps=1)
-    assert ORDER == ["module", "callback"]
+    own = hooked.Own(0, restore)
+    hooked.fit(module, tmp_path, counting, ema, own, steps=1)
+    assert hooked.ORDER == ["module", "callback"]
     assert (module.seen, counting.count) == (4, 4)
 
 
-def test_without_hooks_nothing_is_saved_and_nothing_is_called(tmp_path: Path):
+def test_without_hooks_nothing_is_saved_and_nothing_is_called(hooked: Any, tmp_path: Path):
     found: list[dict[str, Any]] = []
 
-    def take(trainer: pl.Trainer) -> None:
-        found.append(lightning_hooks.saved(trainer, trainer.fit_loop.state_dict(), own))
-        lightning_hooks.load(trainer, trainer.fit_loop.state_dict(), {}, own)
+    def take(trainer: Any) -> None:
+        found.append(hooked.lightning_hooks.saved(trainer, trainer.fit_loop.state_dict(), own))
+        hooked.lightning_hooks.load(trainer, trainer.fit_loop.state_dict(), {}, own)
 
-    own = Own(1, take)
-    fit(Plain(), tmp_path, own, steps=2)
+    own = hooked.Own(1, take)
+    hooked.fit(hooked.Plain(), tmp_path, own, steps=2)
     assert found == [{}]
