@@ -15,6 +15,7 @@ from typing import Any
 from resilient.excerpts import head
 from resilient.exits import Exit
 from resilient.logs.paths import STEP_OF_MANY, agent_log, step_log
+from resilient.recovery.frames import has_frames, place
 
 FILE = "diagnosis.md"
 TRACEBACK_LINES = 12  # of the short form
@@ -23,11 +24,7 @@ LINE_CHARACTERS = 500  # of each of them
 Line = Mapping[str, Any]
 
 _EVERY_STEP = ("snapshot", "replicated")  # of no account here, and many
-_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?P<comma>,?) in (?P<function>.+?)\s*$', re.MULTILINE)
 _LEFT = re.compile(r"exit code (\d+)")  # of a fault's detail
-_LIBRARY = re.compile(
-    r"/(site|dist)-packages/(?!trainer/)|/lib/python\d|^<|/resilient/(agent/|imports/|entry\.py|worker\.py)|/runpy\.py$"
-)
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def diagnose(
         )
     # Of all failures at this step the first that has a traceback tells most: later ones may be its echoes.
     alike = [fault for fault in faults if fault["step"] == last["step"]]
-    telling = next((fault for fault in alike if _FRAME.search(fault["evidence"])), last)
+    telling = next((fault for fault in alike if has_frames(fault["evidence"])), last)
     alone = message == last["evidence"]
     return Diagnosis(
         code=code,
@@ -223,15 +220,6 @@ def _who(fault: Line, job: Sequence[Line]) -> str:
 def _where(fault: Line) -> str:
     step = "before the first step" if fault["step"] is None else f"step {fault['step']}"
     return f"{step}, phase {fault['phase']}" if fault.get("phase") else step
-
-
-def place(traceback: str) -> str:
-    """Where an exception was raised, outside libraries: file, line and function; empty where no frame says."""
-    frames = list(_FRAME.finditer(traceback))
-    if frames and not frames[0]["comma"]:
-        frames.reverse()  # faulthandler puts the innermost first
-    own = [frame for frame in frames if not _LIBRARY.search(frame["path"])] or frames
-    return f"{own[-1]['path']}:{own[-1]['line']} in {own[-1]['function']}" if own else ""
 
 
 def _logs(faults: Sequence[Line], agents: Collection[str]) -> list[str]:
@@ -362,7 +350,7 @@ def page(found: Diagnosis) -> str:
     parts += [f"- {name}: {text}" for name, text in _facts(found)]
     parts += [f"- {found.also}"] if found.also else []
     if found.traceback:
-        title = "First traceback" if _FRAME.search(found.traceback) else "What was seen"
+        title = "First traceback" if has_frames(found.traceback) else "What was seen"
         parts += ["", f"## {title}", "", "```", found.traceback, "```"]
     if found.tried:
         parts += ["", "## What was tried", "", *_table(found.tried)]

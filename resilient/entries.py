@@ -62,6 +62,12 @@ class _Snapshot(_EveryStep, kw_only=True):
     stall_s: Seconds
 
 
+class _NoStepYet(_Entry, kw_only=True):
+    waited_s: Seconds
+    detail: str
+    evidence: str
+
+
 class _Rejected(_Step, kw_only=True):
     reason: str
 
@@ -159,6 +165,7 @@ _EVENTS: Mapping[str, type[_Entry]] = {
     "forked": _Forked,
     "config_changed": _ConfigChanged,
     "generation_started": _GenerationStarted,
+    "no_step_yet": _NoStepYet,
     "snapshot": _Snapshot,
     "replicated": _EveryStep,
     "committed": _Step,

@@ -164,19 +164,32 @@ def _wait_for_stacks(asked: Collection[tuple[int, Path, int]], deadline: float) 
         time.sleep(0.005)
 
 
+def bears(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, or waits for it. Another one, such as a program that a script has put in its
+    place, would be ended by it.
+    """
+    return _has(pid, "SigCgt", number) or _has(pid, "SigBlk", number)
+
+
 def _handles_signal(pid: int) -> bool:
     """Whether a process takes the signal: a script may have blocked all there are."""
+    return _has(pid, "SigCgt", STACKS_SIGNAL) and not _has(pid, "SigBlk", STACKS_SIGNAL)
+
+
+def _has(pid: int, mask: str, number: int) -> bool:
+    """Whether a signal is in a mask of a process, as /proc/PID/status names it; in none where there is no such process."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-    masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith(("SigBlk", "SigCgt")))
-    return bool((int(masks["SigCgt"], 16) & ~int(masks["SigBlk"], 16)) >> (STACKS_SIGNAL - 1) & 1)
+    bits = next((line for line in status.splitlines() if line.startswith(mask)), ":\t0").partition(":\t")[2]
+    return bool(int(bits, 16) >> (number - 1) & 1)
 
 
 def _ask(pid: int) -> None:
     """Ask the main thread: any other one that took the signal would write its own stack."""
-    _libc.tgkill(pid, pid, STACKS_SIGNAL)
+    if bears(pid, STACKS_SIGNAL):
+        _libc.tgkill(pid, pid, STACKS_SIGNAL)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -31,6 +31,7 @@ import msgspec
 from checkpoint.typed import built
 from resilient.agent.frames import current_frames
 from resilient.agent.held import held_in
+from resilient.agent.inspection import bears
 from resilient.recovery.standing import Standing, group_of, number_of, standing, unfinished, what_of
 
 RECORDER_SIGNAL = signal.SIGRTMIN + 8
@@ -129,8 +130,9 @@ def in_words(record: Mapping[str, Any]) -> str:
 def ask(pid: int, path: Path) -> None:
     """Ask a worker for its record; what it left before is forgotten."""
     forget(path)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, RECORDER_SIGNAL)
+    if bears(pid, RECORDER_SIGNAL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, RECORDER_SIGNAL)
 
 
 def wait_for_standings(paths: Collection[Path], until: float) -> None:

@@ -88,8 +88,8 @@ class Watch:
                 self._send(Proposed(generation=self._generation, checked=self._workers.propose(reason)))
             case Arm(target=target):
                 self._workers.arm(target)
-            case Inspect():
-                inspecting = self._loop.in_thread(self._workers.inspect, "inspection")
+            case Inspect(early=early):
+                inspecting = self._loop.in_thread(lambda: self._workers.inspect(early=early), "inspection")
                 found = inspecting.result() if self._loop.wait_until(inspecting.done, INSPECT_S) else {}
                 self._send(Inspected(generation=self._generation, ranks=found))
             case FindEnds():

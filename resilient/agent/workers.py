@@ -225,11 +225,11 @@ class Workers:
         """Nobody has watched for a while: silence from before is not to be counted."""
         self._watched_t = clock.now()
 
-    def inspect(self) -> dict[int, Inspection]:
-        """What the workers that run are doing, by global rank; takes a moment."""
+    def inspect(self, *, early: bool = False) -> dict[int, Inspection]:
+        """What the workers that run are doing, by global rank; takes a moment. Args: early: those, too, without any activity."""
         living = [rank for rank in self._ranks if rank.end is None]
         stopped = [rank for rank in living if inspection.state_of(rank.process.pid or 0) == "T"]
-        active = [rank for rank in living if max(rank.region.activity().beat_t, rank.region.activity().phase_t)]
+        active = [rank for rank in living if early or max(rank.region.activity().beat_t, rank.region.activity().phase_t)]
         awake = [rank for rank in active if rank not in stopped]
         running = [*awake, *stopped]
         asked_t = time.monotonic()

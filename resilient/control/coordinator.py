@@ -185,6 +185,7 @@ class Coordinator:
         if running and self._core.ends.settled(when.attended_s):
             self._response.blame(when, out)
         self._workers.judge(when, out)
+        self._workers.await_first_step(when, out)
         if not self.finished:
             before = self.generation
             self._fenced(before, self._core.generations.unanswered(when, out), when, out)
@@ -217,6 +218,7 @@ class Coordinator:
         elif self.generation != before:
             self._core.watchdog.begin()
             self._core.inspector.drop()
+            self._core.first_step.begin(when.attended_s)
             self._core.ends.begin(self._core.generations.world_size)
             if self._core.stragglers is not None:
                 self._core.stragglers.begin(self._core.generations.place_ranks, self._core.generations.longer_ranks)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from resilient.control.ends import WorkerEnds
 from resilient.control.evacuation import Evacuation
 from resilient.control.evidence import Inquiries
+from resilient.control.first_step import FirstStep
 from resilient.control.generations import Generations
 from resilient.control.incidents import Incidents
 from resilient.control.inspection import Inspector
@@ -36,6 +37,7 @@ class Core:
     ends: WorkerEnds
     watchdog: Watchdog
     inspector: Inspector
+    first_step: FirstStep
     stragglers: Stragglers | None
     run_dir: RunDir
     shutdown: Shutdown
@@ -62,6 +64,7 @@ def core_of(job: JobSpec, last_generation: int) -> Core:
         ends=WorkerEnds(job.files),
         watchdog=Watchdog(job.hang),
         inspector=Inspector(membership.node_rank_of),
+        first_step=FirstStep(membership.node_rank_of),
         stragglers=Stragglers(job.stragglers) if job.stragglers is not None else None,
         run_dir=RunDir(),
         shutdown=shutdown,

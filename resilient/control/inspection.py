@@ -58,13 +58,21 @@ class Inspector:
         self._case = None
 
     def begin(
-        self, suspicion: Suspicion, alive: Mapping[int, Rank], members: Sequence[int], now_s: float, generation: int, out: Outbox
+        self,
+        suspicion: Suspicion,
+        alive: Mapping[int, Rank],
+        members: Sequence[int],
+        now_s: float,
+        generation: int,
+        out: Outbox,
+        *,
+        early: bool = False,
     ) -> None:
-        """Ask the agents. Args: members: nodes by node rank."""
+        """Ask the agents. Args: members: nodes by node rank; early: of ranks, too, that have not shown any activity."""
         asked = tuple(members[node_rank] for node_rank in self._asked(suspicion, alive, len(members)))
         self._case = Case(suspicion, now_s, now_s + PATIENCE_S, asked, set(asked))
         for node in asked:
-            out.send(node, Inspect(generation=generation))
+            out.send(node, Inspect(generation=generation, early=early))
 
     def _asked(self, suspicion: Suspicion, alive: Mapping[int, Rank], count: int) -> list[int]:
         """Node ranks of the nodes that are asked, ascending."""

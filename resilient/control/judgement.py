@@ -185,5 +185,10 @@ def _threads(stacks: str) -> list[str]:
 
 def innermost(stacks: str) -> str:
     """The most recent calls of the main thread, which faulthandler tells last."""
+    return "\n".join(main_thread(stacks).splitlines()[: 2 * _DEPTH]).strip()
+
+
+def main_thread(stacks: str) -> str:
+    """The frames of the main thread, the most recent call first."""
     threads = _threads(stacks)
-    return "\n".join(threads[-1].splitlines()[: 2 * _DEPTH]).strip() if threads else ""
+    return threads[-1] if threads else ""

@@ -101,6 +101,11 @@ class Watchdog:
         """The ranks that were heard of and have not ended."""
         return self._ranks
 
+    @property
+    def sees_collectives(self) -> bool:
+        """Whether ranks get on without a step: their collectives are seen."""
+        return any(known.signs for known in self._ranks.values())
+
     def begin(self) -> None:
         """A generation begins: its ranks are other ones."""
         self._ranks, self._ended, self._suspended = {}, set(), False

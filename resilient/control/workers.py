@@ -4,6 +4,7 @@ from checkpoint.protocol import DaemonNews, Inventory, NoRoom, Synced
 from resilient.control.attendance import Moment
 from resilient.control.core import Core
 from resilient.control.generations import State
+from resilient.control.liveness import NO_STEP
 from resilient.control.response import Response
 from resilient.control.stragglers import Episode
 from resilient.exits import Exit
@@ -134,4 +135,17 @@ class Workers:
     def on_inspected(self, node: int, message: Inspected, when: Moment, out: Outbox) -> None:
         """An agent has inspected its ranks."""
         self._core.inspector.on_inspected(node, message.ranks)
+        self._core.first_step.on_inspected(node, message.ranks)
         self.judge(when, out)
+
+    def await_first_step(self, when: Moment, out: Outbox) -> None:
+        """Tell what ranks do that have not finished a step for long."""
+        core, run = self._core, self._core.generations.run
+        if core.generations.state is not State.RUNNING or core.ends.settling or core.shutdown.drain is not None:
+            return
+        if run is None or run.step != NO_STEP or core.watchdog.sees_collectives:
+            return
+        core.first_step.ask(core.watchdog.alive, core.membership.members, when.attended_s, self._generation, out)
+        fields = core.first_step.told(when.attended_s)
+        if fields is not None:
+            out.event("no_step_yet", fields, self._generation, when.now)

@@ -81,6 +81,8 @@ def describe(line: Line) -> str | None:
             left_out = line.get("left_out")
             less = f", without {without(left_out)}" if isinstance(left_out, dict) else ""
             return f"generation {line['generation']}: {line['world_size']} rank{'s' * (line['world_size'] != 1)}, {start}{less}"
+        case "no_step_yet":
+            return f"no step was finished yet, {duration(line['waited_s'])} after the start: {line['detail']}"
         case "fault":
             nodes = ", ".join(map(str, line["nodes"]))
             where = ", ".join(f"rank {rank}" for rank in line["ranks"]) or (f"node {nodes}" if nodes else "the job")

@@ -27,6 +27,7 @@ SAID = (
     "forked",
     "config_changed",
     "generation_started",
+    "no_step_yet",
     "fault",
     "action",
     "recovered",

@@ -346,9 +346,10 @@ class Arm(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """See what the ranks are doing, answer `Inspected`."""
+    """See what the ranks are doing, answer `Inspected`. Attributes: early: ranks, too, that have not shown any activity."""
 
     generation: int
+    early: bool = False
 
 
 class FindEnds(Message, frozen=True):

@@ -154,6 +154,21 @@ def test_a_rank_that_is_stopped_before_its_first_step_is_found_and_replaced(camp
     assert told(run) == [("stopped", [1])], run.output
 
 
+@pytest.mark.soak  # a minute of waiting
+def test_what_ranks_do_that_finish_no_first_step_is_told_and_nothing_is_done(campaign: Callable[..., Campaign], tmp_path: Path):
+    script, go = tmp_path / "begins_late.py", tmp_path / "go"
+    script.write_text(BEGINS_LATE)
+    run = campaign(entrypoint=f"{script} {go}", cluster=ON_CPU).start()
+    wait_for(lambda: run.events("no_step_yet"), "word of ranks that wait", 180)
+    go.touch()
+    assert run.wait() == 0, run.output + run.logs()
+    line = BEGINS_LATE.splitlines().index("    time.sleep(0.05)") + 1
+    (event,) = run.events("no_step_yet")
+    assert f"at {script}:{line} in <module>" in event["detail"] or f"at {script}:{line - 1} in <module>" in event["detail"]
+    assert "no step was finished yet, 1:0" in run.output
+    assert not told(run), run.output
+
+
 WITHOUT_OPTIMIZER = """
 import pathlib, sys, time
 import torch

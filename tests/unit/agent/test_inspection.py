@@ -249,6 +249,18 @@ def test_whoever_is_asked_while_its_threads_run_goes_on_and_says_where_they_are(
             process.kill()
 
 
+def test_a_program_in_the_place_of_a_rank_is_inspected_and_lives_on(tmp_path: Path):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            found = inspection.inspect({0: (process.pid, tmp_path / "stacks")})[0]
+            recorder.ask(process.pid, tmp_path / "record")
+            assert found.state and not found.stacks
+            time.sleep(0.2)
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
 def test_an_inspection_of_nobody(tmp_path: Path):
     process = subprocess.Popen(["true"])
     process.wait()

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from resilient.diagnosis import OwnCheckpoint, diagnose, page, place, short
+from resilient.diagnosis import OwnCheckpoint, diagnose, page, short
 from resilient.driver.calls import answered
 from resilient.exits import Exit
 from resilient.protocol.disk import Diagnose
+from resilient.recovery.frames import place
 
 TRACEBACK = """Traceback (most recent call last):
   File "/opt/code/resilient/agent/bootstrap.py", line 51, in run_rank

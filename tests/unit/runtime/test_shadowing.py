@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from chaos.primitives.sockets import undo
-from resilient.diagnosis import place
+from resilient.recovery.frames import place
 
 ROOT = Path(__file__).parents[3]
 
