@@ -61,8 +61,8 @@ class Watch:
                     self._exit_code = event["exit_code"]
                 case "fault":
                     self.faults.append(event)
-                case "action" if event["name"] == "grow":
-                    pass  # of nodes that are back, after the recovery
+                case "action" if event["name"] in ("grow", "departed"):
+                    pass  # of nodes that are back, or are of the job no more, after the recovery
                 case "action" if event["name"] in DEGRADED:
                     self._degraded.add(event["fault_id"])
                 case "action" if event["name"] not in GOES_ON:

@@ -9,7 +9,7 @@ SHORT_S = LOST_WITH_SPARE_S / RESENDS + 1.0
 LONG_S = FENCE_S + 10.0
 HANG_S: float = Resilience.model_fields["hang_floor_s"].default
 
-NODE_RUNGS = frozenset({"replace_node", "shrink", "grow", "restart_agent"})
+NODE_RUNGS = frozenset({"replace_node", "shrink", "grow", "restart_agent", "departed"})
 
 
 def of_a_node(seconds: float) -> Expectation:

@@ -200,7 +200,8 @@ class Generations:
         first = membership.nodes[members[0]]
         port = first.ready_port
         assert port is not None
-        gone = [node for node in membership.members if node not in members and not membership.is_left(node)]
+        asked = {node for node in membership.members if membership.is_left(node) and not membership.has_departed(node)}
+        gone = [node for node in membership.members if node not in members and node not in asked]
         if len(members) < membership.size and gone:
             fewer = "1 node goes on" if len(members) == 1 else f"{len(members)} nodes go on"
             reason = f"no spare stands in for node {listed(gone)}: {fewer}, with the same global batch"

@@ -311,7 +311,8 @@ def test_a_host_that_slurm_calls_down_is_not_waited_for_any_longer(lab: Lab, job
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, told(run)
     (lost,) = [event for event in run.events("fault") if event["kind"] == "node_lost"]
-    assert "Slurm calls it DOWN" in lost["evidence"]
+    # A job that goes on without a node that is down does not have it any more: Slurm may be asked before that, or after it.
+    assert "Slurm calls it DOWN" in lost["evidence"] or "Slurm has taken it out of the job" in lost["evidence"]
     assert actions(run) == ["replace_node", "shrink"]
 
 

@@ -186,7 +186,7 @@ if len(sys.argv) > 1:
     meet_below(sys.argv[1])
 dist.init_process_group("gloo", timeout=timedelta(seconds=120))
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
-print(*store.list_keys())
+print(*store.list_keys(), sep=chr(10))
 dist.destroy_process_group()
 """
 
@@ -197,7 +197,7 @@ def test_groups_that_find_each_other_by_the_environment_keep_their_keys_below_th
     torchruns = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     environ = {**os.environ, **torchruns, "RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", JOINS, *([prefix] if prefix else [])]
-    keys = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout.split()
+    keys = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout.splitlines()
     assert keys and {key.startswith(f"{prefix}/") for key in keys} == {bool(prefix)}
 
 

@@ -54,6 +54,18 @@ def test_a_tier_is_well_once_what_was_told_of_it_is_recovered_from(tmp_path: Pat
             assert watch.tiers_are_well == well, event
 
 
+@pytest.mark.parametrize(("name", "goes_on"), [("grow", True), ("departed", True), ("restart_workers", False)])
+def test_what_is_told_of_nodes_after_a_recovery_stops_no_rank(tmp_path: Path, name: str, goes_on: bool):
+    (tmp_path / ledger.METRICS).write_text(json.dumps({"step": 5, "generation": 1, "t": 9.0}) + "\n")
+    fault = {"event": "fault", "fault_id": "g1-1", "kind": "node_lost", **WHO, "detail": "", "evidence": "", "detect_s": 0.0}
+    action = {"event": "action", "fault_id": "g1-1", "reason": ""}
+    events = [fault, action | {"name": "replace_node"}, {"event": "recovered", "fault_id": "g1-1", **COST}, action | {"name": name}]
+    (tmp_path / ledger.EVENTS).write_text("".join(json.dumps(LINE | event) + "\n" for event in events))
+    watch = Watch(tmp_path)
+    watch.poll()
+    assert watch.goes_on_since(8.0) == goes_on
+
+
 def test_lines_without_a_step_or_with_half_an_event_end_no_experiment(tmp_path: Path):
     step = {"generation": 1, "t": 1.0, "step": 1, "loss": None, "step_s": None}
     lines = [step, {"generation": 1, "t": 2.0, "accuracy": 0.5}, {"t": "late"}, step | {"step": 2, "t": 3.0}]

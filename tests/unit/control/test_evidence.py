@@ -140,9 +140,11 @@ def goes_on_without(play: Play, generation: int) -> None:
     """The next generation is of nodes 0 and 1, and no agent of node 2 is started any more."""
     (told,) = [each["reason"] for each in play.events("action") if each["name"] == "departed"]
     assert told.startswith("node 2 has left the job")
-    play.effects.clear()
     play.wait(1.0)
     assert play.generation == generation + 1 and play.coordinator.membership.members == (0, 1)
+    (shrunk,) = [each["reason"] for each in play.events("action") if each["name"] == "shrink"]
+    assert shrunk == "no spare stands in for node 2: 2 nodes go on, with the same global batch"
+    play.effects.clear()
     play.wait(130.0)
     assert Launch(2) not in play.effects
 
