@@ -16,12 +16,13 @@ from typing import Protocol
 
 from chaos.fault import Need
 from chaos.lab.lab import Lab
-from chaos.lab.shape import LOGIN, Shape
+from chaos.lab.shape import LOGIN, Shape, SlurmTimes
 from resilient.config import Config
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm.allocation import JOB, Allocation
 
 ASK_S = 0.5  # between questions to Slurm
+PATIENT = SlurmTimes(slurmd_timeout_s=300)  # as Slurm has it by itself: a host that is cut off for a minute stays in its job
 _RUNNING = {"PENDING", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED", "COMPLETING"}
 
 
@@ -167,7 +168,7 @@ class InLab:
         Raises:
             EnvironmentUnusable: something is missing, or one of this name is up.
         """
-        if not lab.up(Shape(hosts=hosts, slurm=True)):
+        if not lab.up(Shape(hosts=hosts, slurm=True, times=PATIENT)):
             raise EnvironmentUnusable(f"a lab of the name {lab.paths.name} is up already")
         return cls(lab)
 
