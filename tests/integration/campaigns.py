@@ -17,6 +17,7 @@ import pytest
 import yaml
 import zarr
 from holding import GO_ON
+from shared import once
 
 from resilient import ledger
 from resilient.agent.memory import agent_record, region_directory
@@ -28,18 +29,24 @@ STALLED = "run directory: it does not answer"  # how a fault begins that a disk 
 HELD: dict[str, Any] = {"hang_floor_s": 240.0}  # where ranks stand still for a test, they are not taken for hung
 
 PATIENCE_S = 240.0
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_PER_LOOK = 0.01, 0.3, 9.0  # of `wait_for`: between two looks
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: mounting a file system needs root")
 ROOT = Path(__file__).parents[2]
 
 
 def wait_for(what: Callable[[], T], why: str | Callable[[], str], patience_s: float = PATIENCE_S) -> T:
-    """Poll until `what` returns something true; fail with `why` otherwise."""
+    """Poll until `what` returns something true; fail with `why` otherwise.
+
+    A look that takes long, such as a question to Slurm, is repeated less often: the campaign needs the processors itself.
+    """
     deadline = time.monotonic() + patience_s
-    while not (got := what()):
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if got := what():
+            return got
+        if (now := time.monotonic()) > deadline:
             pytest.fail(f"waited {patience_s:.0f} s in vain: {why if isinstance(why, str) else why()}")
-        time.sleep(0.01)
-    return got
+        time.sleep(min(max(SHORTEST_PAUSE_S, PAUSE_PER_LOOK * (now - began)), LONGEST_PAUSE_S))
 
 
 class Campaign:
@@ -50,7 +57,9 @@ class Campaign:
         self.run_dir = directory / "run"
         self.path = directory / "config.yaml"
         self.config = {"name": "test", "run_dir": str(self.run_dir), **config}
-        self.path.write_text(yaml.safe_dump(self.config))
+        text = yaml.safe_dump(self.config)
+        if not self.path.exists() or self.path.read_text() != text:  # of a campaign that was run before, others may read it
+            self.path.write_text(text)
         self.process: subprocess.Popen[str] | None = None
         self.family: dict[int, psutil.Process] = {}
         self.output = ""
@@ -305,16 +314,18 @@ def holding(step: int, **resilience: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An indexed dataset with its tokenizer, built by the command from text that is made here."""
-    directory = tmp_path_factory.mktemp("data")
-    chance = random.Random(5)
-    words = ["".join(chance.choices("abcdefghij", k=chance.randrange(2, 8))) for _ in range(300)]
-    for number in range(60):
-        text = " ".join(chance.choices(words, k=900))
-        (directory / f"{number}.txt").write_text(text)
-    files = [str(path) for path in sorted(directory.glob("*.txt"))]
-    command = [sys.executable, "-m", "resilient", "data", "build", *files]
-    subprocess.run([*command, "--output", str(directory / "corpus"), "--vocab-size", "400"], check=True)
-    return directory / "corpus"
+
+    def build(directory: Path) -> None:
+        chance = random.Random(5)
+        words = ["".join(chance.choices("abcdefghij", k=chance.randrange(2, 8))) for _ in range(300)]
+        for number in range(60):
+            text = " ".join(chance.choices(words, k=900))
+            (directory / f"{number}.txt").write_text(text)
+        files = [str(path) for path in sorted(directory.glob("*.txt"))]
+        command = [sys.executable, "-m", "resilient", "data", "build", *files]
+        subprocess.run([*command, "--output", str(directory / "corpus"), "--vocab-size", "400"], check=True)
+
+    return once(tmp_path_factory, "data", build) / "corpus"
 
 
 @pytest.fixture
@@ -352,25 +363,30 @@ def weights(run: Campaign, step: int = STEPS) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="session")
 def reference_runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Callable[[str], Campaign]:
     """The run in which nothing happens, once per precision."""
-    made: dict[str, Campaign] = {}
 
     def reference(precision: str) -> Campaign:
-        if precision not in made:
-            run = Campaign(
-                tmp_path_factory.mktemp(f"reference-{precision}"),
-                cluster={**ONE_THREAD, "procs_per_node": 2, "device": "cpu"},
-                model=MODEL,
-                data={"path": str(dataset)},
-                train={**TRAIN, "precision": precision},
-                optimizer=OPTIMIZER,
-                checkpoint={"every_steps": EVERY},
-            )
-            assert run.run() == 0, run.output + run.logs()
-            assert len(run.metrics()) == STEPS
-            made[precision] = run
-        return made[precision]
+        config = {
+            "cluster": {**ONE_THREAD, "procs_per_node": 2, "device": "cpu"},
+            "model": MODEL,
+            "data": {"path": str(dataset)},
+            "train": {**TRAIN, "precision": precision},
+            "optimizer": OPTIMIZER,
+            "checkpoint": {"every_steps": EVERY},
+        }
+        return finished(tmp_path_factory, f"reference-{precision}", STEPS, **config)
 
     return reference
+
+
+def finished(factory: pytest.TempPathFactory, name: str, steps: int, **config: Any) -> Campaign:
+    """A campaign in which nothing happens, at its target of so many steps; run once for all processes of the tests."""
+
+    def make(directory: Path) -> None:
+        run = Campaign(directory, **config)
+        assert run.run() == 0, run.output + run.logs()
+        assert len(run.metrics()) == steps
+
+    return Campaign(once(factory, name, make), **config)
 
 
 def same(run: Campaign, reference: Campaign) -> None:

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import yaml
 from campaigns import ROOT, alive, wait_for
-from soak import soaked
 
 from resilient.config import load
 
@@ -77,7 +76,8 @@ def test_each_cell_is_a_row_and_the_best_one_is_a_config_that_runs(tmp_path: Pat
     assert "1 of 4" not in bench.run() and len(bench.rows()) == 4  # nothing is run twice
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, soaked(signal.SIGTERM)], ids=lambda sig: sig.name)
+@pytest.mark.soak
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM], ids=lambda sig: sig.name)
 def test_a_bench_that_is_ended_in_a_cell_goes_on_with_it(tmp_path: Path, sig: signal.Signals):
     bench = Bench(tmp_path, cells=[{"parallel.tp": 3}, {"args.step_s": 2.0}])
     process = bench.start()

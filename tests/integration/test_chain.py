@@ -162,6 +162,7 @@ def test_a_chain_of_jobs_with_short_limits_reaches_its_target_and_leaves_no_job_
     assert {"queued_s", "chain_goodput", "jobs.0.started_t", f"runs.{len(codes) - 1}.step"} <= set(shown)
 
 
+@pytest.mark.soak
 def test_a_chain_that_is_stopped_leaves_nothing_and_goes_on_when_it_is_submitted_again(counting: Counting, scheduler: Scheduler):
     run = counting(steps=100_000, every_steps=100_000, args={"step_s": 0.05}, slurm={"signal_lead_s": 12.0})
     command("submit", str(run.path))

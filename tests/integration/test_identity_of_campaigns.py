@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import zarr
 from campaigns import ROOT, Campaign
+from shared import once
 from soak import soaked
 
 STEPS = 20
@@ -28,7 +29,8 @@ def text(seed: int) -> str:
 
 def make(directory: Path, **changes: Any) -> Campaign:
     """A campaign of the real trainer on a text of its own."""
-    (directory / "a.txt").write_text(text(1))
+    if not (directory / "a.txt").exists():
+        (directory / "a.txt").write_text(text(1))
     config: dict[str, Any] = {
         "cluster": {"device": "cpu", "threads_per_proc": 1},
         "model": {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 32},
@@ -41,13 +43,18 @@ def make(directory: Path, **changes: Any) -> Campaign:
     return Campaign(directory, **config)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
     """A campaign at its target; tests leave it as it is."""
-    run = make(tmp_path_factory.mktemp("finished"))
-    assert run.run(f"train.steps={MIDDLE}") == 0, run.output + run.logs()  # the last step has a checkpoint however busy the disk is
-    assert run.run() == 0, run.output + run.logs()
-    return run
+
+    def run_it(directory: Path) -> None:
+        run = make(directory)
+        assert run.run(f"train.steps={MIDDLE}") == 0, (
+            run.output + run.logs()
+        )  # the last step has a checkpoint however busy the disk is
+        assert run.run() == 0, run.output + run.logs()
+
+    return make(once(tmp_path_factory, "finished", run_it))
 
 
 @pytest.fixture

@@ -281,7 +281,8 @@ def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Call
     assert not [line for line in run.ledger() if line["event"] == "fault"]
 
 
-@pytest.mark.parametrize("fault", ["run_dir_stall", soaked("run_dir_full"), soaked("run_dir_read_only")])
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["run_dir_stall", "run_dir_full", "run_dir_read_only"])
 def test_a_fault_of_the_run_directory_that_is_injected_costs_nothing_and_is_undone(two_nodes: Callable[..., Campaign], fault: str):
     steps = SHORT + int(BRIEF_S / STEP_S)
     run = two_nodes(steps).start()

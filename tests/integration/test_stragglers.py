@@ -71,6 +71,7 @@ def test_a_rank_whose_samples_come_slowly_is_reported(counting: Counting):
     assert (fault["kind"], fault["ranks"]) == ("straggler", [1]), fault
 
 
+@pytest.mark.soak
 def test_a_rank_whose_gpu_is_slow_is_reported_although_all_processors_do_the_same(counting: Counting):
     args = {"device_s": 0.02, "step_s": 0.06, "work": 20_000}  # made up: all wait for the slow one, as in a collective
     run = counting(steps=100_000, every_steps=1000, args=args, resilience=SOON).start()

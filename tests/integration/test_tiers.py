@@ -150,7 +150,7 @@ def test_a_node_that_loses_ram_and_disk_while_it_is_down_is_restored_from_its_bu
     same(run, reference_runs("bf16"))
 
 
-def test_workers_that_are_stopped_or_killed_while_a_run_stops_lose_nothing_that_the_agents_hold(
+def test_workers_that_are_stopped_while_a_run_stops_lose_nothing_that_the_agents_hold(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), **holding(15, drain_s=8.0)).start()
@@ -159,18 +159,28 @@ def test_workers_that_are_stopped_or_killed_while_a_run_stops_lose_nothing_that_
         os.kill(pid, signal.SIGSTOP)  # for good
     held = max(taken(run, "ram"))
     run.signal(signal.SIGTERM)
-    assert run.wait() == 75, run.output + run.logs()
-    assert max(event["step"] for event in run.events("committed")) >= held > 10
-    run.start("args.holds=25")
-    wait_for(lambda: max(taken(run, "ram"), default=0) > 20, "a snapshot")
+    goes_on(run, held, reference_runs("bf16"))
+
+
+@pytest.mark.soak
+def test_a_worker_that_is_killed_while_a_run_stops_loses_nothing_that_the_agents_hold(
+    training: Training, reference_runs, ram: Path, tmp_path: Path
+):
+    run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), **holding(15, drain_s=8.0)).start()
+    wait_for(lambda: max(taken(run, "ram"), default=0) > 10, "a snapshot")
     pids = run.workers()
     run.signal(signal.SIGTERM)
     os.kill(pids[1], signal.SIGKILL)
+    goes_on(run, 11, reference_runs("bf16"))
+
+
+def goes_on(run: Campaign, held: int, reference: Campaign) -> None:
+    """It stops with the step durable that it held, and comes to its end when it is started again."""
     assert run.wait() == 75, run.output + run.logs()
-    assert max(event["step"] for event in run.events("committed")) >= 21
+    assert max(event["step"] for event in run.events("committed")) >= held > 10
     run.go_on()
     assert run.run() == 0, run.output + run.logs()
-    same(run, reference_runs("bf16"))
+    same(run, reference)
 
 
 @contextlib.contextmanager

@@ -16,12 +16,14 @@ import crc32c
 import numpy as np
 import pytest
 from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training, holding, same, wait_for, weights
+from shared import once
 from soak import soaked
 
 from checkpoint import manifest
 
 
-@pytest.mark.parametrize("precision", ["bf16", soaked("fp32")])
+@pytest.mark.soak
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, reference_runs, precision: str, rounds: int):
     run = training(train={"precision": precision}, **holding(STEPS - 2, give_up_after_same_step=9)).start()
     chance = random.Random(rounds)
@@ -143,20 +145,22 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.fixture(scope="session")
 def interrupted(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
     """A campaign that ended at step 12 with checkpoints of steps 10 and 12, and was to go on."""
-    directory = tmp_path_factory.mktemp("interrupted")
-    run = Campaign(
-        directory,
-        cluster={"procs_per_node": 2, "device": "cpu"},
-        model=MODEL,
-        data={"path": str(dataset)},
-        train={**TRAIN, "steps": 12},
-        optimizer=OPTIMIZER,
-        checkpoint={"every_steps": EVERY},
-    )
-    assert run.run("train.steps=10") == 0, run.output + run.logs()  # the last step has a checkpoint however busy the disk is
-    assert run.run() == 0, run.output + run.logs()
-    assert [path.name[-2:] for path in checkpoints(run)][-2:] == ["10", "12"]
-    return run
+    config = {
+        "cluster": {"procs_per_node": 2, "device": "cpu"},
+        "model": MODEL,
+        "data": {"path": str(dataset)},
+        "train": {**TRAIN, "steps": 12},
+        "optimizer": OPTIMIZER,
+        "checkpoint": {"every_steps": EVERY},
+    }
+
+    def make(directory: Path) -> None:
+        run = Campaign(directory, **config)
+        assert run.run("train.steps=10") == 0, run.output + run.logs()  # the last step has a checkpoint however busy the disk is
+        assert run.run() == 0, run.output + run.logs()
+        assert [path.name[-2:] for path in checkpoints(run)][-2:] == ["10", "12"]
+
+    return Campaign(once(tmp_path_factory, "interrupted", make), **config)
 
 
 def copied(interrupted: Campaign, run: Campaign) -> Campaign:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import MODEL, PATIENCE_S, ROOT, STEPS, Campaign, wait_for
+from campaigns import MODEL, PATIENCE_S, ROOT, STEPS, Campaign, finished, wait_for
 
 from chaos.lab.host import namespaces
 from chaos.lab.lab import Lab
@@ -193,16 +193,10 @@ def _keeping(**changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
     """The same campaign of `keeping` on this machine alone, in which nothing happens."""
-    run = Campaign(tmp_path_factory.mktemp("kept"), **_keeping(args={"step_s": 0.0}))
-    assert run.run() == 0, run.output + run.logs()
-    assert len(run.metrics()) == STEPS
-    return run
+    return finished(tmp_path_factory, "kept", STEPS, **_keeping(args={"step_s": 0.0}))
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Any:
+def reference(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
     """The same campaign on this machine alone, in which nothing happens."""
-    run = Campaign(tmp_path_factory.mktemp("twin"), **_config(dataset))
-    assert run.start().wait(400.0) == 0, run.output + run.logs()
-    assert len(run.metrics()) == STEPS
-    return run
+    return finished(tmp_path_factory, "twin", STEPS, **_config(dataset))

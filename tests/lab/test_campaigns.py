@@ -21,6 +21,7 @@ from chaos.lab.shape import address
 Jobs = Callable[..., LabJob]
 
 NEVER = 1000  # a step that no run reaches
+STANDING = {"step_s": 0.1, "holds": STEPS - 8}  # arguments of a campaign that stands still before its end
 KEPT_BY_BUDDIES = ("ram", "nvme")  # where buddies have copies; which of them has the newer one depends on the moment
 
 
@@ -114,7 +115,7 @@ def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jo
 
 @pytest.mark.parametrize("script", [soaked("srun $RUN"), "exec srun --nodes=1 --ntasks=1 $RUN"])
 def test_srun_put_before_the_command_makes_no_difference(keeping: Jobs, kept: Campaign, script: str):
-    run = keeping(cluster={"spares": 1}, resilience={"lost_s": 60})
+    run = keeping(resilience={"lost_s": 60})
     run.script = script
     run.start()
     assert run.wait() == 0, told(run)
@@ -122,10 +123,21 @@ def test_srun_put_before_the_command_makes_no_difference(keeping: Jobs, kept: Ca
     same(run, kept)
 
 
-def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(
-    lab: Lab, job: Jobs, reference: Campaign
-):
+def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(lab: Lab, keeping: Jobs, kept: Campaign):
+    run = keeping(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={**HELD, "link_grace_s": 4}, args=STANDING)
+    _loses_a_host(lab, run)
+    same(run, kept)
+
+
+@pytest.mark.soak
+def test_the_trainer_goes_on_from_the_buddies_copies_too(lab: Lab, job: Jobs, reference: Campaign):
     run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), **holding(STEPS - 8, link_grace_s=4))
+    _loses_a_host(lab, run)
+    same(run, reference)
+
+
+def _loses_a_host(lab: Lab, run: LabJob) -> None:
+    """A campaign that stands still before its end, on three hosts and a spare, loses the second of them for good."""
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
     lab.crash("n2")
@@ -139,7 +151,6 @@ def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_th
     again = run.events("generation_started")[1]
     assert again["tier"] in KEPT_BY_BUDDIES
     assert again["resumed_step"] > 10
-    same(run, reference)
 
 
 @pytest.mark.soak
@@ -259,7 +270,7 @@ def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waite
 def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, keeping: Jobs, kept: Campaign):
     run = keeping(
         cluster={"spares": 1},
-        args={"step_s": 0.1, "holds": STEPS - 8},
+        args=STANDING,
         checkpoint=tiers(NEVER),
         resilience={**HELD, "fence_s": 4, "link_grace_s": 4, "lost_s": 20},
     )

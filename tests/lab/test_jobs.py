@@ -12,7 +12,7 @@ import injectors
 import psutil
 import pytest
 from browser import looked_at
-from campaigns import HELD, STEPS, Campaign, same, wait_for
+from campaigns import HELD, STEPS, Campaign, finished, same, wait_for
 from lab_jobs import CODE, LabJob, on
 from reported import agreed
 from soak import soaked
@@ -99,9 +99,7 @@ def jobs(patient: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def long(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
     """The same campaign on this machine alone, at a stretch."""
-    run = Campaign(tmp_path_factory.mktemp("long"), **_config(dataset, 0.0))
-    assert run.start().wait(PATIENCE_S) == 0, run.output + run.logs()
-    return run
+    return finished(tmp_path_factory, "long", STEPS, **_config(dataset, 0.0))
 
 
 def computed_once(run: Campaign) -> None:
@@ -180,23 +178,21 @@ def test_a_job_of_its_own_that_is_preempted_is_put_back_and_goes_on(jobs: Callab
     same(run, long)
 
 
-def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_not(jobs: Callable[..., Any], long: Campaign):
-    runs = [jobs(LabJob, 1.5, name) for name in ("signalled", "unsignalled")]
-    runs[0].options = ["--partition=limited", "--signal=B:USR1@20"]
-    runs[1].options = ["--partition=limited"]
-    for run in runs:
-        run.start()
-    for run in runs:
-        assert run.wait(PATIENCE_S) == 75, f"{run.state()}\n{run.output}{run.logs()}"
-        assert [event["signal"] for event in run.events("drain")] == ["time_limit"]
-        assert run.state()["JobState"] == "FAILED"  # by its exit code, and not for want of time
-    for run in runs:
-        run.options = []
-        run.start("args.step_s=0.0")
-    for run in runs:
-        assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
-        computed_once(run)
-        same(run, long)
+@pytest.mark.parametrize("signal", [[], soaked(["--signal=B:USR1@20"])], ids=["none asked for", "USR1"])
+def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_not(
+    jobs: Callable[..., Any], long: Campaign, signal: list[str]
+):
+    run = jobs(LabJob, 1.5)
+    run.options = ["--partition=limited", *signal]
+    run.start()
+    assert run.wait(PATIENCE_S) == 75, f"{run.state()}\n{run.output}{run.logs()}"
+    assert [event["signal"] for event in run.events("drain")] == ["time_limit"]
+    assert run.state()["JobState"] == "FAILED"  # by its exit code, and not for want of time
+    run.options = []
+    run.start("args.step_s=0.0")
+    assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
+    computed_once(run)
+    same(run, long)
 
 
 @pytest.mark.soak
@@ -321,6 +317,7 @@ def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]
         Chain,
         0.5,
         **exclusive(),
+        entrypoint="keeping:train",
         cluster={"nodes": 2, "min_nodes": 1, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
         args={"step_s": 0.5, "holds": STEPS - 10},
         checkpoint={"every_steps": 2},

@@ -38,8 +38,6 @@ def everything() -> Iterator[tuple[Layout, Sections]]:
 EVERYTHING = list(everything())
 SAMPLE = [
     ((1, 1, 3), parallel("1f1b", 1)),
-    ((1, 1, 5), parallel("1f1b", 3)),
-    ((1, 2, 3), parallel("1f1b", 1)),
     ((1, 2, 3), parallel("gpipe", 3)),
     ((1, 2, 3), parallel("interleaved_1f1b", 1)),
     ((1, 2, 3), parallel("zero_bubble", 2)),
