@@ -22,7 +22,7 @@ sys.path[:] = [str(_HERE.parent), *(path for path in sys.path if Path(path) != _
 
 from resilient import ledger, storage
 from resilient.agent.memory import agent_record, daemon_directory, region_directory
-from resilient.heartbeat_region import peek
+from resilient.heartbeat.region import peek
 
 ENTRY = Path(__file__).with_name("torchrun_entry.py")
 NVRX = ["--ft-workload-check-interval", "0.2", "--ft-rank-heartbeat-timeout", "2", "--ft-initial-rank-heartbeat-timeout", "60"]

@@ -22,7 +22,7 @@ import psutil
 from launchers import Launcher, Resilient, make
 
 from resilient.agent.memory import region_directory
-from resilient.heartbeat_region import peek
+from resilient.heartbeat.region import peek
 
 SCRIPT = """
 import time

@@ -33,7 +33,7 @@ from leaks import soak
 
 from resilient import ledger
 from resilient.config import load
-from resilient.heartbeat_region import peek
+from resilient.heartbeat.region import peek
 
 CONFIG = Path(__file__).with_name("recovery.yaml")
 MEANING = "How long training stands still when a worker of a node dies or stops answering, with each launcher's shortest intervals."

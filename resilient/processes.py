@@ -16,7 +16,7 @@ from resilient.access import READ, must_be_files
 from resilient.agent.memory import region_directories
 from resilient.driver.lease import Owner, holder, machine_id
 from resilient.exits import EnvironmentUnusable
-from resilient.heartbeat_region import peek
+from resilient.heartbeat.region import peek
 from resilient.past import record as past
 
 DRIVER = "driver"

@@ -1,7 +1,7 @@
 """What a training script says to the runtime: six calls.
 
 `init`, `phase`, `beat`, `computed`, `should_stop`, `report`. Without a supervisor each does nothing, so the same script runs under
-torchrun or alone. None of them costs a system call: they write to memory that the agent shares (`resilient.heartbeat_region`).
+torchrun or alone. None of them costs a system call: they write to memory that the agent shares (`resilient.heartbeat`).
 
 This module is also the one face that the runtime shows to a training script, so the campaign's config is to be had here.
 """
@@ -32,7 +32,8 @@ from resilient.config import (
     write,
 )
 from resilient.exits import EnvironmentUnusable
-from resilient.heartbeat_region import PHASES, TOLD, WorkerRegion
+from resilient.heartbeat.layout import PHASES, TOLD
+from resilient.heartbeat.worker_side import WorkerRegion
 from resilient.identity import record
 from resilient.script.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE, Progress, observe
 from resilient.steptime.work import RankWork, Work

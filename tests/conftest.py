@@ -35,4 +35,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Of `-n auto`: more than twice as many as there are processors, for tests wait most of the time."""
-    return min(8, 2 * len(os.sched_getaffinity(0)) + 1)
+    return min(8, 2 * len(os.sched_getaffinity(0)) + 2)

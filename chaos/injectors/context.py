@@ -19,7 +19,7 @@ from resilient.agent import NAME
 from resilient.agent.memory import agent_record, daemon_directory, region_directory
 from resilient.config import Config
 from resilient.driver import lease
-from resilient.heartbeat_region import Activity, peek
+from resilient.heartbeat.region import Activity, peek
 from resilient.processes import driver_pid
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from chaos.injectors.context import InjectionContext
 from chaos.orchestration.tail import Tail
 from resilient import entries, ledger
-from resilient.heartbeat_region import PHASES
+from resilient.heartbeat.layout import PHASES
 
 Phase = Literal["start", "load", "data", "step", "snapshot", "eval", "flush", "recovery", "drain"]
 

@@ -20,7 +20,7 @@ from resilient import clock, entry, worker
 from resilient.agent import groups, inspection, recorder
 from resilient.excerpts import excerpt
 from resilient.exits import Exit
-from resilient.heartbeat_region import RAISED
+from resilient.heartbeat.layout import RAISED
 from resilient.lifeline import flush_streams, pass_over
 from resilient.placement.applied import take_place
 from resilient.script import replaced

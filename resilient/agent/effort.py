@@ -8,7 +8,7 @@ ranks look alike.
 
 import os
 
-from resilient.heartbeat_region import Activity
+from resilient.heartbeat.region import Activity
 
 
 def own_s(activity: Activity, thread_s: float | None) -> float | None:

@@ -19,7 +19,8 @@ import msgspec
 from checkpoint import safe_dir
 from checkpoint.errors import naming
 from checkpoint.typed import built
-from resilient.heartbeat_region import RAISED, Record, salvage
+from resilient.heartbeat.layout import RAISED
+from resilient.heartbeat.region import Record, salvage
 
 FILE = "agent.json"
 MEMORY = Path("/dev/shm")

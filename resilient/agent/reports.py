@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from checkpoint.protocol import DaemonNews
-from resilient import heartbeat_region
 from resilient.agent.limits import PROMPT_S, QUIET_S, REGION_POLL_S, UNWATCHED_S
 from resilient.agent.workers import Workers
-from resilient.heartbeat_region import AgentRegion
+from resilient.heartbeat import region as heartbeat_region
+from resilient.heartbeat.agent_side import AgentRegion
 from resilient.protocol.messages import Heartbeat, Record, Report
 
 RECORDS_BYTES = 1 << 20

@@ -24,7 +24,9 @@ from resilient.agent.logs import NodeOutput, RankOutput
 from resilient.agent.memory import pipe_name, region_name
 from resilient.agent.oom import KernelLog, OomWatch
 from resilient.agent.standby import Standbys
-from resilient.heartbeat_region import NOT_BEATEN, RAISED, Activity, AgentRegion, Record
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.heartbeat.layout import NOT_BEATEN, RAISED
+from resilient.heartbeat.region import Activity, Record
 from resilient.protocol.messages import Heartbeat, Inspection
 from resilient.recovery.faults import Raised, WorkerEnd
 from resilient.recovery.xids import parse

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from resilient.heartbeat_region import WorkerRegion
+from resilient.heartbeat.worker_side import WorkerRegion
 
 LOOK_S = 1.0
 REGULAR_S = 60.0  # since the first one that was seen

@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from resilient import clock
-from resilient.heartbeat_region import NOT_BEATEN, PHASES, TOLD, WorkerRegion
+from resilient.heartbeat.layout import NOT_BEATEN, PHASES, TOLD
+from resilient.heartbeat.worker_side import WorkerRegion
 from resilient.script import collectives, spawned
 from resilient.script.files import ScriptFiles, common_place
 from resilient.script.stop import OnStop, ScriptStop

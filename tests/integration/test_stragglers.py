@@ -84,6 +84,7 @@ def test_a_rank_whose_gpu_is_slow_is_reported_although_all_processors_do_the_sam
 
 
 @several
+@pytest.mark.soak
 def test_the_node_of_a_straggler_is_replaced_once_where_that_is_asked_for(counting: Counting):
     cluster = {"nodes": 2, "procs_per_node": 1}
     run = counting(steps=100_000, every_steps=20, args=WORK, resilience={**SOON, "straggler": "replace"}, cluster=cluster).start()

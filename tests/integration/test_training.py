@@ -268,7 +268,7 @@ def test_standbys_of_tensor_parallel_ranks_leave_no_trace(training: Training, tm
 
 @pytest.mark.alone  # its first steps must be over before the duration is
 def test_a_run_ends_with_its_state_saved_when_its_duration_is_over(training: Training):
-    duration = {"steps": 100_000, "exit_duration_min": 0.15}
+    duration = {"steps": 100_000, "exit_duration_min": 0.1}
     run = training(entrypoint="paced:train", args={"step_s": 0.1}, train=duration)
     assert run.run() == 75, run.output
     (drain,) = run.events("drain")
@@ -317,6 +317,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(training: Training, tmp_path
     near(run, undisturbed, 1e-5)
 
 
+@pytest.mark.soak
 def test_unsupervised_under_torchrun_the_weights_are_the_same(training: Training, reference_runs, tmp_path: Path):
     run = training(tmp_path / "torchrun")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]

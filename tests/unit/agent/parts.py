@@ -10,10 +10,11 @@ from typing import Any
 from handshakes import as_driver
 
 from checkpoint.framing import Decoder, encode
-from resilient import heartbeat_region
 from resilient.agent.driver import Driver
 from resilient.agent.loop import Loop
-from resilient.heartbeat_region import AgentRegion, WorkerRegion
+from resilient.heartbeat import region as heartbeat_region
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.heartbeat.worker_side import WorkerRegion
 from resilient.protocol.connection import Connection
 from resilient.protocol.messages import AgentFailed, AgentMessage, DriverMessage, Heartbeat
 

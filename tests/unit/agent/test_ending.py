@@ -11,7 +11,7 @@ from resilient import ledger, spill
 from resilient.agent import memory
 from resilient.agent.ending import leave_records, leave_salvaged
 from resilient.driver.lease import LOCK
-from resilient.heartbeat_region import salvage
+from resilient.heartbeat.region import salvage
 from resilient.protocol.messages import Alive, Ping, Record
 
 RECORDS = {1: [Record(0, 1.5, "note", {"n": 1})], 2: [Record(1, 2.5, None, {"step": 1, "loss": float("nan")})]}

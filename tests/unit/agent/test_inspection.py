@@ -12,7 +12,7 @@ import pytest
 from mounts import device_on, freezable_disk, needs_root
 
 from resilient.agent import effort, inspection, recorder
-from resilient.heartbeat_region import Activity
+from resilient.heartbeat.region import Activity
 from resilient.protocol.messages import Inspection
 
 WORKER = """

@@ -21,7 +21,7 @@ import pickle, sys, threading, time
 from pathlib import Path
 from resilient.agent import recorder
 from resilient.agent.inspection import answer_with_stacks
-from resilient.heartbeat_region import WorkerRegion
+from resilient.heartbeat.worker_side import WorkerRegion
 region, stacks, record = map(Path, sys.argv[1:])
 entry = dict(process_group=("0", ""), collective_seq_id=3, is_p2p=False, profiling_name="gloo:broadcast", input_sizes=[[1]],
              state="started", retired=False)

@@ -12,7 +12,8 @@ from checkpoint.protocol import Held, NodeShard, SnapshotKey
 from resilient.agent import reports as reports_module
 from resilient.agent.limits import QUIET_S, REGION_POLL_S
 from resilient.agent.reports import Reports
-from resilient.heartbeat_region import PHASES, salvage
+from resilient.heartbeat.layout import PHASES
+from resilient.heartbeat.region import salvage
 from resilient.protocol.messages import AgentMessage, Report
 
 SHARD = NodeShard(tier="ram", directory="/dev/shm/a", key=SnapshotKey(5, 1), shard=0, shards=1, size_bytes=10)

@@ -18,7 +18,7 @@ from resilient.agent.forkserver import Forked, ForkServer
 from resilient.agent.inspection import state_of
 from resilient.agent.standby import Standbys
 from resilient.agent.watch import Watch
-from resilient.heartbeat_region import AgentRegion
+from resilient.heartbeat.agent_side import AgentRegion
 from resilient.worker import REGION_VARIABLE
 
 PATIENCE_S = 120.0

@@ -17,7 +17,8 @@ from chaos.injectors.injector import InjectionRequest
 from chaos.primitives.processes import end, end_at_once
 from resilient.agent.memory import region_directory
 from resilient.config import dump, load
-from resilient.heartbeat_region import AgentRegion, WorkerRegion
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.heartbeat.worker_side import WorkerRegion
 
 
 @pytest.fixture

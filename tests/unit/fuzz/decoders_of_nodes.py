@@ -10,16 +10,17 @@ _HEADER_BYTES = 512  # of the page that an input stands for: all words that ther
 
 
 def node(directory: Path) -> list[Decoder]:
-    from resilient import heartbeat_region
     from resilient.agent import memory, recorder
+    from resilient.heartbeat import agent_side, worker_side
+    from resilient.heartbeat import region as heartbeat_region
     from resilient.recovery.standing import standing
 
     path = directory / "page"
 
     def pages() -> list[bytes]:
         path.unlink(missing_ok=True)
-        agent = heartbeat_region.AgentRegion(path)
-        worker = heartbeat_region.WorkerRegion(path)
+        agent = agent_side.AgentRegion(path)
+        worker = worker_side.WorkerRegion(path)
         worker.enter(3)
         worker.beat(12)
         worker.report(None, {"step": 12, "loss": 0.5})

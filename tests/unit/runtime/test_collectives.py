@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from resilient.heartbeat_region import PHASES, AgentRegion, WorkerRegion
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.heartbeat.layout import PHASES
+from resilient.heartbeat.worker_side import WorkerRegion
 from resilient.script import collectives
 from resilient.script.collectives import REGULAR, REGULAR_S, Collectives, numbered
 

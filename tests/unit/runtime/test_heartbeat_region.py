@@ -13,7 +13,10 @@ from mounts import needs_root, small_disk
 from soak import soaked
 
 from resilient import worker
-from resilient.heartbeat_region import NOT_BEATEN, NOT_CHECKED, PHASES, RING_BYTES, AgentRegion, WorkerRegion, ring_bytes, salvage
+from resilient.heartbeat.agent_side import AgentRegion, ring_bytes
+from resilient.heartbeat.layout import NOT_BEATEN, NOT_CHECKED, PHASES, RING_BYTES
+from resilient.heartbeat.region import salvage
+from resilient.heartbeat.worker_side import WorkerRegion
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -116,7 +119,7 @@ def test_the_time_for_which_a_gpu_computes_adds_up(regions):
 def test_the_time_that_samples_take_adds_up(regions, monkeypatch: pytest.MonkeyPatch):
     agent, region = regions
     clock = iter([100.0, 101.0, 103.0, 110.0, 111.0, 111.5])
-    monkeypatch.setattr("resilient.heartbeat_region.clock.now", lambda: next(clock))
+    monkeypatch.setattr("resilient.heartbeat.worker_side.clock.now", lambda: next(clock))
     step, data = PHASES.index("step"), PHASES.index("data")
     for phase in (step, data, step):
         region.enter(phase)

@@ -9,7 +9,9 @@ import torch
 
 from resilient import worker
 from resilient.account import account
-from resilient.heartbeat_region import NOT_BEATEN, AgentRegion, WorkerRegion
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.heartbeat.layout import NOT_BEATEN
+from resilient.heartbeat.worker_side import WorkerRegion
 from resilient.script.progress import Progress
 
 STEP_S, STEPS = 0.5, 40

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from resilient.heartbeat_region import AgentRegion, WorkerRegion
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.heartbeat.worker_side import WorkerRegion
 from resilient.script.progress import LINES_S, Progress
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from attempts import AT, TOTAL, Attempts, Script, goes_on_to_the_last_bit, loses_no_step, run
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 import resilient
@@ -307,6 +306,8 @@ def test_one_that_could_not_be_attached_may_be_tried_again(attempts: Attempts):
 
 @pytest.mark.usefixtures("alone")
 def test_an_optimizer_that_shares_its_states_out_by_itself_is_refused(attempts: Attempts):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # here, for it takes a second
+
     attempts.begin()
     model = torch.nn.Linear(2, 2)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import resilient
 from resilient import worker
-from resilient.heartbeat_region import AgentRegion, WorkerRegion
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.heartbeat.worker_side import WorkerRegion
 from resilient.script.progress import observe
 
 Look = Callable[[str], None]

@@ -5,9 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from soak import soaked_after
-from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resilient.worker import Config
@@ -111,6 +109,9 @@ def test_the_result_of_a_kernel_that_drops_scores_is_not_kept():  # its random n
 
 @pytest.mark.parametrize("mode", soaked_after(1, ["none", "selective", "full"]))
 def test_a_compiled_layer_computes_no_product_again_unless_all_is(mode: str):
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # here, for they take a second
+    from torch._dynamo.backends.common import aot_autograd
+
     graphs: list[Counter[object]] = []
 
     def counting(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., object]:

@@ -9,7 +9,8 @@ from unittest import mock
 import pytest
 from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
-from resilient.heartbeat_region import NOT_BEATEN, AgentRegion
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.heartbeat.layout import NOT_BEATEN
 from resilient.worker import REGION_VARIABLE
 
 
