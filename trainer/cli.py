@@ -38,7 +38,7 @@ def generate(
     from trainer.generate import generate as write
     from trainer.sources import END_OF_TEXT, tokenizer_of_texts
 
-    model, config = _restored(checkpoint)
+    model, config = _restored(_found(checkpoint))
     try:
         coder = tokenizers.load(tokenizer or tokenizer_of_texts(config))
     except DataError as error:
@@ -80,7 +80,8 @@ def export(
     from trainer.export import export as write
     from trainer.sources import tokenizer_of_texts
 
-    model, config = _restored(checkpoint)
+    source = _found(checkpoint)
+    model, config = _restored(source)
     known = tokenizer or tokenizer_of_texts(config)
     if tokenizer is not None and not tokenizer.is_file():
         _refuse(f"there is no {tokenizer}; a tokenizer.json is expected there")
@@ -91,7 +92,7 @@ def export(
         _refuse(str(error))
     except OSError as error:
         _refuse(f"cannot write {error.filename or output}: {error.strerror or error}", 69)
-    typer.echo(f"{output}: {layout}, {model.shape.parameters:,} parameters in {dtype}")
+    typer.echo(f"{output}: {layout}, {model.shape.parameters:,} parameters in {dtype}, of {source}")
 
 
 @app.command()
@@ -135,11 +136,20 @@ def evaluate(
         _refuse(str(error), error.code)
 
 
-def _restored(path: Path) -> "tuple[GPT, Config]":
-    from trainer.restore import RestoreError, find, restore
+def _found(path: Path) -> Path:
+    from trainer.restore import RestoreError, find
 
     try:
-        return restore(find(path))
+        return find(path)
+    except RestoreError as error:
+        _refuse(str(error), 69)
+
+
+def _restored(found: Path) -> "tuple[GPT, Config]":
+    from trainer.restore import RestoreError, restore
+
+    try:
+        return restore(found)
     except RestoreError as error:
         _refuse(str(error), 69)
 

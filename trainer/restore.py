@@ -49,9 +49,12 @@ def _roots(path: Path) -> Iterator[Path]:
     written = path / "config.yaml"
     if written.is_file():
         try:
-            yield load_config(written).checkpoint.tiers[-1].path
+            config = load_config(written)
         except ConfigError as error:
             raise RestoreError(str(error)) from error
+        durable = config.checkpoint.tiers[-1].path
+        if not durable.is_relative_to(config.run_dir) or path.resolve() == config.run_dir.resolve():  # else that of the run copied
+            yield durable
 
 
 def restore(

@@ -41,9 +41,10 @@ class Position:
         self._lock = os.open(self._path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
             os.close(self._lock)
-            raise
+            why = "another process feeds this sink; that of a job which has ended does so for some seconds more"
+            raise BlockingIOError(error.errno, why) from None
         except OSError:
             pass  # a file system without locks
         kept = self._read()

@@ -2,12 +2,14 @@
 
 import errno
 import json
+import shutil
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from mounts import needs_root, small_disk
 from trainer_ranks import trained, write_config, write_dataset
 from typer.testing import CliRunner
@@ -16,7 +18,7 @@ import trainer
 from checkpoint import CheckpointMismatch, DamagedCheckpoint, local_shard_of, save
 from checkpoint.tools import aside
 from checkpoint.tools.export import EXPORTERS
-from resilient.worker import Config
+from resilient.worker import Config, load_config
 from trainer.cli import app
 from trainer.data import tokenizer as tokenizers
 from trainer.export import ExportError, export, export_checkpoint, layout_of
@@ -134,6 +136,23 @@ def test_a_checkpoint_of_any_layout_is_restored_whole(run_dir: Path):
     stored = zarr.open_group(run_dir / "checkpoints" / "step-00000004", mode="r")
     assert torch.equal(model.embedding.weight, torch.from_numpy(stored["model/embedding.weight"][...]))
     assert torch.equal(model.blocks["1"].mlp.up.weight, torch.from_numpy(stored["model/blocks.mlp.up.weight"][1]))
+
+
+def test_a_copy_of_a_run_directory_is_not_taken_for_the_run_that_was_copied(run_dir: Path, tmp_path: Path):
+    (tmp_path / "copy").mkdir()
+    copied = Path(shutil.copy(run_dir.parent / "config.yaml", tmp_path / "copy"))
+    assert find(run_dir).is_relative_to(load_config(copied, []).run_dir)
+    with pytest.raises(RestoreError, match="has no checkpoint"):
+        find(tmp_path / "copy")
+
+
+def test_checkpoints_that_lie_outside_of_the_run_directory_are_found(run_dir: Path, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere/step-00000004").mkdir(parents=True)
+    config = yaml.safe_load((run_dir.parent / "config.yaml").read_text())
+    config["checkpoint"]["tiers"] = [{"name": "durable", "path": str(tmp_path / "elsewhere")}]
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    assert find(tmp_path / "run") == tmp_path / "elsewhere/step-00000004"
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path):
