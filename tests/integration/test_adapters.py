@@ -120,7 +120,8 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dispatch", [soaked(""), "--dispatch"])
+@pytest.mark.soak
+@pytest.mark.parametrize("dispatch", ["", "--dispatch"])
 def test_what_a_script_has_registered_with_accelerate_goes_on_after_kills(adapted: Adapted, dispatch: str):
     steps, script = 40, Path(__file__).with_name("accelerate_registered.py")
     words = f"{PACED}{stands(steps)} {script} --steps {steps} --out ${{run_dir}}/out {dispatch}"

@@ -202,7 +202,8 @@ def test_a_run_directory_that_does_not_work_for_a_while_costs_nothing(
     undisturbed(run, steps, since_t=since_t + 1, until_t=until_t)
 
 
-@pytest.mark.parametrize("kind", ["full", *(soaked(kind) for kind in FAULTS if kind != "full")])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", FAULTS)
 def test_a_stop_while_the_run_directory_does_not_work_drains_and_the_next_run_has_every_line(
     two_nodes: Callable[..., Campaign], disk: Path, kind: str
 ):
