@@ -15,7 +15,8 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,30 +173,30 @@ class Mapped:
         self._map.close()
 
 
-def salvage(path: Path) -> list[Record]:
-    """The records that were not kept, of a region whose agent and worker are dead. Raises ValueError if it is no region."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Mapped]:
+    """A region for a look. Raises OSError: it is not there; ValueError: it is no region."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         region = Mapped(fd)
     finally:
         os.close(fd)
     try:
-        return region.left()
+        yield region
     finally:
         region.close()
+
+
+def salvage(path: Path) -> list[Record]:
+    """The records that were not kept, of a region whose agent and worker are dead. Raises ValueError if it is no region."""
+    with _opened(path) as region:
+        return region.left()
 
 
 def peek(path: Path) -> Activity:
     """What a region says now. Raises OSError if it is not there, ValueError if it is no region."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        region = Mapped(fd)
-    finally:
-        os.close(fd)
-    try:
+    with _opened(path) as region:
         return region.activity()
-    finally:
-        region.close()
 
 
 def _time(seconds: float) -> float:
