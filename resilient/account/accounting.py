@@ -39,6 +39,24 @@ def account(events: Iterable[Line], metrics: Iterable[Line], *, now: float | Non
 
 
 @dataclass
+class Killed:
+    """The job before the present one, where it ended without a word: its nodes may tell the next driver of its last steps.
+
+    Attributes:
+        generation: its last.
+        until_t: unix seconds, up to which its time has a name; phase: the part that what follows belongs to, "run" between steps.
+        done: the last step that it had finished, as far as was known; kept: the last that the next job did not compute again.
+    """
+
+    generation: int
+    until_t: float
+    phase: str
+    ranks: int
+    done: int
+    kept: int | None = None
+
+
+@dataclass
 class Accounting:
     """Goes along the time line; all of it is its state.
 
@@ -55,6 +73,7 @@ class Accounting:
         idle_s: between steps since snapshots were last told by their sum, as far as nothing says what they were for.
         degraded: faults of storage that are not over, the newest.
         counted: steps that the incident that was recovered from last has cost, and its id.
+        killed: the job whose last steps may still be told of.
     """
 
     keep: int | None = None
@@ -76,6 +95,7 @@ class Accounting:
     idle_s: float = 0.0
     degraded: list[str] = field(default_factory=list)
     counted: tuple[str, int] = ("", 0)
+    killed: Killed | None = None
 
     def event(self, line: Line) -> None:
         """The next line is one of the ledger."""
@@ -184,6 +204,7 @@ class Accounting:
         t = line.t
         if line.event == "run_started":
             self._settle()
+            self._leave()
             self.cursor, self.phase, self.before, self.open = t, "start", None, []
             self.known, self.notes, self.idle_s = False, {}, 0.0
             self.degraded, self.counted = [], ("", 0)
@@ -218,7 +239,34 @@ class Accounting:
                 if self.kept.runs:
                     self.kept.runs[-1].exit_code = line.count
 
+    def _leave(self) -> None:
+        """A job begins, and the one before may not have ended; one that never started a rank is not worth a word."""
+        if self.cursor is None or self.phase in ("restart", "finish"):
+            self.killed = None
+        elif self.known and self.kept.runs:
+            self.killed = Killed(self.kept.runs[-1].generation, self.cursor, self.phase, self.ranks, self.done)
+
+    def _step_of(self, killed: Killed, line: TimelineEntry) -> None:
+        """A step of the job before, which a node tells the present driver of."""
+        if not self.kept.runs or line.t > self.kept.runs[-1].t:
+            return
+        before, began = "idle" if killed.phase == "run" else killed.phase, line.t - line.seconds
+        again = line.step <= killed.done or (killed.kept is not None and killed.kept < line.step <= self.done)
+        computed = "rework" if again else "productive"
+        for part, until_t in ((before, began), ("data", min(line.t, began + line.data_s)), (computed, line.t)):
+            seconds = until_t - killed.until_t
+            if seconds > 0:
+                killed.until_t += seconds
+                self.kept.wall_s += seconds
+                self.kept.seconds[part] += seconds * killed.ranks
+                for run in self.kept.runs[-2:-1]:
+                    run.seconds[part] = run.seconds.get(part, 0.0) + seconds
+                    run.until_t, run.step = max(run.until_t, killed.until_t), line.step
+        killed.phase, killed.done, self.done = "run", max(killed.done, line.step), max(self.done, line.step)
+
     def _generation(self, line: TimelineEntry, t: float) -> None:
+        if self.killed is not None and self.killed.kept is None:
+            self.killed.kept = line.step
         if self.kept.runs:
             self.kept.runs[-1].generation = line.generation
         if self.before is not None and self.before[0] == line.generation:
@@ -232,6 +280,9 @@ class Accounting:
     def _step(self, line: TimelineEntry, t: float) -> None:
         """A step has ended: the time before it, and its own."""
         assert self.cursor is not None
+        if self.killed is not None and line.generation <= self.killed.generation:
+            self._step_of(self.killed, line)
+            return
         if self.phase == "restart" and line.generation <= self.given_up:
             return  # another rank ended its step after the fault, and will do so again
         if self.kept.runs and line.generation < self.kept.runs[-1].generation:

@@ -77,7 +77,7 @@ def undisturbed(
         accounting.notes,
         accounting.ranks if accounting.known else None,
     )
-    generation = 0 if run is None else run.generation
+    generation, killed = 0 if run is None else run.generation, accounting.killed
     last, note = len(events), None
     for metric in metrics[at:] if at else metrics:
         t = metric.t
@@ -93,6 +93,8 @@ def undisturbed(
                     note.stall_s = stall_s
             event_at += 1
         else:
+            if killed is not None and metric.generation <= killed.generation:
+                break
             at += 1
             if metric.step is UNSET or metric.step_s is None or metric.generation < generation:
                 continue

@@ -138,6 +138,36 @@ def test_a_driver_that_was_killed_leaves_what_it_has_told_and_the_next_job_goes_
     assert account([], []).goodput is None
 
 
+@pytest.mark.parametrize(
+    ("resumed", "told_after", "computed"),
+    [
+        (3, 1, {"productive": 7.5}),
+        (3, 2, {"productive": 7.5}),
+        (1, 1, {"productive": 4.5, "rework": 3.0}),  # the later of two that computed a step did so again
+        (1, 2, {"productive": 4.0, "rework": 3.5}),
+    ],
+)
+def test_steps_of_a_killed_driver_that_nodes_tell_the_next_one_of_are_its_own_time(
+    resumed: int, told_after: int, computed: dict[str, float]
+):
+    events = [
+        event(0.0, "run_started"),
+        started(2.0),
+        event(6.0, "run_started"),
+        event(8.0, "generation_started", 2, world_size=1, resumed_step=resumed),
+        event(11.0, "run_finished", 2),
+    ]
+    late = [step(4.5, 2), step(5.75, 3, data_s=0.25), step(7.0, 4)]  # the last one by a clock that goes wrong
+    steps = [step(9.5, resumed + 1, generation=2), step(10.5, resumed + 2, generation=2)]
+    wall = {"start": 2 * 2.0 + 2.0, "idle": 2 * 0.75, "data": 2 * 0.25, "restore": 0.5, "finish": 0.5}
+    metrics = [step(3.0, 1), *steps[:told_after], *late, *steps[told_after:]]
+    assert parts(events, metrics) == {**wall, **computed}
+    found = account(events, metrics)
+    assert found.wall_s == 5.75 + 5.0
+    assert [(run.until_t, run.step) for run in found.runs] == [(5.75, 3), (11.0, resumed + 2)]
+    assert found.runs[0].seconds == {**found.runs[0].seconds, "start": 2.0, "idle": 0.75, "data": 0.25}
+
+
 def test_a_tier_in_trouble_costs_no_time():
     events = [event(0.0, "run_started"), started(0.0), fault(1.5, 0.0, kind="storage"), event(2.0, "run_finished")]
     found = account(events, [step(1.0, 1), step(2.0, 2)])
