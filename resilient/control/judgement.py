@@ -82,6 +82,13 @@ def culprit(
     return _fault(fault_id, sorted(found), suspicion, inspections, doings, alive, node_rank_of)
 
 
+def waiting(inspections: Mapping[int, Inspection]) -> tuple[set[int], set[int]]:
+    """Of ranks that live and are not stopped, those that wait for others, and those that do something else."""
+    doings = {rank: doing(each) for rank, each in inspections.items()}
+    waits = {rank for rank, each in doings.items() if each.waiting == "collective"}
+    return waits, {rank for rank, each in doings.items() if each.what not in ("stopped", "dead")} - waits
+
+
 def _takes_long(rank: Rank, its: Doing, suspected: bool) -> bool:
     """Whether a rank may be doing what takes long.
 

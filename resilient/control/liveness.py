@@ -43,6 +43,8 @@ class Rank:
         inferred_s: the longest of those in a phase that was inferred.
         signs: of its collectives, where they are all that is seen.
         stopped_s: since when its process is known to be stopped, in attended seconds.
+        waited: when it was last inspected, it waited for others or for a link, and has shown no activity since.
+        moved_s: when it was found elsewhere after that, in attended seconds; until its next activity its silence counts from then.
     """
 
     heartbeat: Heartbeat
@@ -54,6 +56,8 @@ class Rank:
     inferred_s: float = 0.0
     signs: int = 0
     stopped_s: float | None = None
+    waited: bool = False
+    moved_s: float | None = None
 
     @property
     def by_collectives(self) -> bool:
@@ -174,7 +178,7 @@ class Watchdog:
             if known.first_step != NO_STEP and not known.excused:
                 self._learn_steps(known, heartbeat)
             known.longest_s, known.inferred_s = {}, 0.0
-        known.excused = False
+        known.excused, known.waited, known.moved_s = False, False, None
 
     def _no_hang(self, known: Rank, heartbeat: Heartbeat) -> None:
         """A rank gets on where one was ended for its silence: that was no hang, and need not be taken for one again.
@@ -219,8 +223,9 @@ class Watchdog:
         return self._timeout_s(self._ranks[rank])
 
     def _timeout_s(self, known: Rank) -> float:
-        if known.excused:
-            return known.excused_s
+        return known.excused_s if known.excused else self._usual_s(known)
+
+    def _usual_s(self, known: Rank) -> float:
         timeout_s = self._patience.timeout_s(known.phase)
         times = self._ended_after.get(known.heartbeat.step, 0) if known.heartbeat.inferred else 0
         return min(self._patience.limits.ceiling_s, timeout_s * LONGER**times) if times else timeout_s
@@ -251,9 +256,40 @@ class Watchdog:
         """Whether one of the suspected ranks has shown no activity since."""
         return any(self._ranks[rank].heartbeat.silent_s >= suspicion.silent_s for rank in suspicion.ranks if rank in self._ranks)
 
-    def excuse(self, suspicion: Suspicion) -> None:
-        """The suspected ranks do what takes long: they get as long as there is, and beyond that a little more each time."""
-        self._excuse(suspicion.ranks)
+    def wait(self, ranks: Iterable[int]) -> None:
+        """These ranks wait for others, or for a link."""
+        for rank in ranks:
+            if rank in self._ranks:
+                self._ranks[rank].waited, self._ranks[rank].moved_s = True, None
+
+    def move(self, ranks: Iterable[int], now_s: float) -> None:
+        """These ranks are seen to do something else: those of them that waited have got on, as no heartbeat has told yet."""
+        for rank in ranks:
+            if rank in self._ranks and self._ranks[rank].waited:
+                self._ranks[rank].waited, self._ranks[rank].moved_s = False, now_s
+
+    def further_s(self, ranks: Iterable[int], now_s: float) -> float:
+        """How long ranks that have got on may still be silent; 0 if one of them has been, or has not got on."""
+        left_s = [
+            known.moved_s + self._usual_s(known) - now_s if known.moved_s is not None else 0.0
+            for known in map(self._ranks.get, ranks)
+            if known is not None
+        ]
+        return max(left_s) if left_s and min(left_s) > 0 else 0.0
+
+    def excuse(self, suspicion: Suspicion, further_s: float | None = None) -> None:
+        """The suspected ranks do what takes long: they get as long as there is, and beyond that a little more each time.
+
+        Args:
+            further_s: they get so much longer, and no more.
+        """
+        if further_s is None:
+            self._excuse(suspicion.ranks)
+            return
+        for rank in suspicion.ranks:
+            if rank in self._ranks:
+                known = self._ranks[rank]
+                known.excused, known.excused_s = True, known.heartbeat.silent_s + further_s
 
     def _excuse(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

@@ -9,7 +9,7 @@ from resilient.control.attendance import Moment
 from resilient.control.core import Core
 from resilient.control.generations import State
 from resilient.control.inspection import Case
-from resilient.control.judgement import culprit
+from resilient.control.judgement import culprit, waiting
 from resilient.control.liveness import NO_STEP
 from resilient.exits import Exit
 from resilient.outbox import Outbox, WriteText
@@ -89,9 +89,15 @@ class Response:
         asked = [rank for node in case.nodes for rank in membership.ranks(node)]
         fault_id = self._core.incidents.next_id(self._core.generations.generation)
         watchdog = self._core.watchdog
+        waits, others = waiting(case.found)
+        watchdog.wait(waits)
+        watchdog.move(others, when.attended_s)
         fault = culprit(fault_id, suspicion, case.found, asked, watchdog.alive, membership.node_rank_of, watchdog.ceiling_s)
         if fault is None:
-            self._core.watchdog.excuse(suspicion)
+            watchdog.excuse(suspicion)
+            return
+        if fault.kind == "hang" and (further_s := watchdog.further_s(fault.ranks, when.attended_s)):
+            watchdog.excuse(suspicion, further_s)
             return
         fault = replace(fault, nodes=tuple(membership.members[node_rank] for node_rank in fault.nodes))
         outage = next(iter(self._core.links.outages(when.now, within_s=LINK_MEMORY_S + suspicion.silent_s)), None)
@@ -183,6 +189,7 @@ class Response:
     def _act(self, action: Action, fault: Fault, when: Moment, out: Outbox) -> None:
         match action.name:
             case "wait":
+                self._core.watchdog.wait(fault.ranks)
                 self._core.inspector.wait(
                     when.attended_s + max(1.0, min(INSPECT_AGAIN_S, self._core.job.link_grace_s - fault.detect_s))
                 )

@@ -160,6 +160,37 @@ def test_a_stall_that_outlasts_the_grace_of_a_link_is_a_fault(play):
     assert [action["name"] for action in play.events("action")] == ["restart_workers"]
 
 
+@pytest.mark.parametrize("first", [(AT_A_COLLECTIVE, AT_A_COLLECTIVE), (AT_A_COLLECTIVE, None)], ids=["waits", "is cut off"])
+def test_a_rank_that_has_waited_for_a_link_has_its_time_once_it_is_seen_to_get_on(play: Play, first: tuple[Inspection | None, ...]):
+    """Before it tells of a step, or of anything else."""
+    silent_s = 11.0
+
+    def look(found: tuple[Inspection | None, ...]) -> None:
+        for node, inspection in enumerate(found):
+            if inspection is not None:
+                play.inspected(node, inspection)
+        play.wait(PATIENCE_S, silent=[node for node, inspection in enumerate(found) if inspection is None])
+
+    tell_link(play, 1, "down", 0.0)
+    hang(play, silent_s)
+    look(first)
+    assert [action["name"] for action in play.events("action")] == ["wait"]
+    if None in first:  # that was found out at the end of that patience only
+        play.wait(INSPECT_AGAIN_S)
+        silent_s += INSPECT_AGAIN_S
+    for _ in range(2):
+        silent_s += PATIENCE_S
+        play.beat(1, 9, silent_s=silent_s, state="S")
+        look((AT_A_COLLECTIVE, IDLE))
+        assert not play.sent(Stop), "no more than a moment ago it was waiting"
+        play.beat(0, 10)
+    play.wait(1.0)
+    play.beat(1, 9, silent_s=silent_s + PATIENCE_S + 1.0, state="S")
+    look((AT_A_COLLECTIVE, IDLE))
+    assert [action["name"] for action in play.events("action")] == ["wait", "restart_workers"]
+    assert play.events("fault")[-1]["ranks"] == [1]
+
+
 def test_a_link_is_no_excuse_for_a_rank_that_does_not_wait(play):
     tell_link(play, 1, "flapped", 0.2)
     hang(play)
