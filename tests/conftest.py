@@ -6,7 +6,7 @@ import signal
 import hypothesis
 import pytest
 
-pytest_plugins = ["costs", "soak", "order", "browser", "confirming"]
+pytest_plugins = ["rewriting", "costs", "soak", "order", "browser", "confirming"]
 
 # Before torch is imported: tests run beside each other, and numbers do not depend on how many processors there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
