@@ -29,6 +29,7 @@ QUICKSTART, ONE_GPU = ROOT / "examples/quickstart.yaml", ROOT / "experiments/one
 SMALL = ("model.layers=1", "model.hidden=32", "model.heads=2", "model.seq_len=32", "data.tokenizer.vocab_size=512")
 LASTING = ("resilience.max_restarts_per_hour=100000", "resilience.give_up_after_same_step=100000", "resilience.backoff_s=0.1")
 PATIENCE_S = 80.0  # for a step, a snapshot or the end of a short run
+DRY_PATIENCE_S = 400.0  # likewise, on CPUs, which others may use
 STEP = Batch(4, 2)
 EVERY = 5  # steps between snapshots in RAM
 CHECKS = ("GPUs", "matmul", "all-reduce")  # of `doctor`, which say whether a GPU is there and computes right
@@ -236,7 +237,7 @@ def _campaign(setting: Setting, name: str, config: Path, *overrides: str) -> Res
     here = ("cluster.procs_per_node=1", f"cluster.device={setting.kind}")
     launcher = make("resilient", config, setting.scratch / name, 1, None, *here, *overrides)
     assert isinstance(launcher, Resilient)
-    launcher.patience_s = PATIENCE_S
+    launcher.patience_s = DRY_PATIENCE_S if setting.dry else PATIENCE_S
     _end_leftovers(launcher)
     return launcher
 

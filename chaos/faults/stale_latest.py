@@ -24,14 +24,17 @@ class StaleLatest(Damage):
 
     def damage(self, checkpoint: Path, context: InjectionContext) -> Evidence:
         root = checkpoint.parent
-        oldest, newest = steps(root)[0], steps(root)[-1]
-        if self.how == "older":
-            target = step_path(root, newest + 1)
-        else:
+        for of_step in steps(root):  # the oldest; the run may delete it meanwhile
+            newest = steps(root)[-1]
             target = temporary_path(root, newest + 1, 0)
-        shutil.copytree(step_path(root, oldest), target)
-        if self.how == "unfinished":
-            os.truncate(target / "manifest.json", 10)
-        if not target.is_dir():
-            raise CannotInject(f"{target} is not there")
-        return {"path": str(target), "of_step": oldest}
+            try:
+                shutil.copytree(step_path(root, of_step), target)
+            except (shutil.Error, FileNotFoundError):
+                shutil.rmtree(target, ignore_errors=True)
+                continue
+            if self.how == "unfinished":
+                os.truncate(target / "manifest.json", 10)
+            else:
+                target = target.rename(step_path(root, newest + 1))
+            return {"path": str(target), "of_step": of_step}
+        raise CannotInject(f"no checkpoint in {root} stays there for as long as it takes to copy it")
