@@ -204,7 +204,7 @@ class Accounting:
         t = line.t
         if line.event == "run_started":
             self._settle()
-            self._leave()
+            self._remember_killed()
             self.cursor, self.phase, self.before, self.open = t, "start", None, []
             self.known, self.notes, self.idle_s = False, {}, 0.0
             self.degraded, self.counted = [], ("", 0)
@@ -239,14 +239,14 @@ class Accounting:
                 if self.kept.runs:
                     self.kept.runs[-1].exit_code = line.count
 
-    def _leave(self) -> None:
+    def _remember_killed(self) -> None:
         """A job begins, and the one before may not have ended; one that never started a rank is not worth a word."""
         if self.cursor is None or self.phase in ("restart", "finish"):
             self.killed = None
         elif self.known and self.kept.runs:
             self.killed = Killed(self.kept.runs[-1].generation, self.cursor, self.phase, self.ranks, self.done)
 
-    def _step_of(self, killed: Killed, line: TimelineEntry) -> None:
+    def _late_step(self, killed: Killed, line: TimelineEntry) -> None:
         """A step of the job before, which a node tells the present driver of."""
         if not self.kept.runs or line.t > self.kept.runs[-1].t:
             return
@@ -281,7 +281,7 @@ class Accounting:
         """A step has ended: the time before it, and its own."""
         assert self.cursor is not None
         if self.killed is not None and line.generation <= self.killed.generation:
-            self._step_of(self.killed, line)
+            self._late_step(self.killed, line)
             return
         if self.phase == "restart" and line.generation <= self.given_up:
             return  # another rank ended its step after the fault, and will do so again

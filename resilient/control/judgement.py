@@ -82,7 +82,7 @@ def culprit(
     return _fault(fault_id, sorted(found), suspicion, inspections, doings, alive, node_rank_of)
 
 
-def waiting(inspections: Mapping[int, Inspection]) -> tuple[set[int], set[int]]:
+def waiting_and_others(inspections: Mapping[int, Inspection]) -> tuple[set[int], set[int]]:
     """Of ranks that live and are not stopped, those that wait for others, and those that do something else."""
     doings = {rank: doing(each) for rank, each in inspections.items()}
     waits = {rank for rank, each in doings.items() if each.waiting == "collective"}

@@ -256,13 +256,13 @@ class Watchdog:
         """Whether one of the suspected ranks has shown no activity since."""
         return any(self._ranks[rank].heartbeat.silent_s >= suspicion.silent_s for rank in suspicion.ranks if rank in self._ranks)
 
-    def wait(self, ranks: Iterable[int]) -> None:
+    def found_waiting(self, ranks: Iterable[int]) -> None:
         """These ranks wait for others, or for a link."""
         for rank in ranks:
             if rank in self._ranks:
                 self._ranks[rank].waited, self._ranks[rank].moved_s = True, None
 
-    def move(self, ranks: Iterable[int], now_s: float) -> None:
+    def found_elsewhere(self, ranks: Iterable[int], now_s: float) -> None:
         """These ranks are seen to do something else: those of them that waited have got on, as no heartbeat has told yet."""
         for rank in ranks:
             if rank in self._ranks and self._ranks[rank].waited:

@@ -9,7 +9,7 @@ from resilient.control.attendance import Moment
 from resilient.control.core import Core
 from resilient.control.generations import State
 from resilient.control.inspection import Case
-from resilient.control.judgement import culprit, waiting
+from resilient.control.judgement import culprit, waiting_and_others
 from resilient.control.liveness import NO_STEP
 from resilient.exits import Exit
 from resilient.outbox import Outbox, WriteText
@@ -89,9 +89,9 @@ class Response:
         asked = [rank for node in case.nodes for rank in membership.ranks(node)]
         fault_id = self._core.incidents.next_id(self._core.generations.generation)
         watchdog = self._core.watchdog
-        waits, others = waiting(case.found)
-        watchdog.wait(waits)
-        watchdog.move(others, when.attended_s)
+        waits, others = waiting_and_others(case.found)
+        watchdog.found_waiting(waits)
+        watchdog.found_elsewhere(others, when.attended_s)
         fault = culprit(fault_id, suspicion, case.found, asked, watchdog.alive, membership.node_rank_of, watchdog.ceiling_s)
         if fault is None:
             watchdog.excuse(suspicion)
@@ -189,7 +189,7 @@ class Response:
     def _act(self, action: Action, fault: Fault, when: Moment, out: Outbox) -> None:
         match action.name:
             case "wait":
-                self._core.watchdog.wait(fault.ranks)
+                self._core.watchdog.found_waiting(fault.ranks)
                 self._core.inspector.wait(
                     when.attended_s + max(1.0, min(INSPECT_AGAIN_S, self._core.job.link_grace_s - fault.detect_s))
                 )
