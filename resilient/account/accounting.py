@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from resilient.account.late import KilledJob, killed_job, late_step
 from resilient.account.parts import GOES_ON, PLANNED, Account, Incident, Kind, Run
 from resilient.account.timeline import (
     STORAGE,
@@ -36,24 +37,6 @@ def account(events: Iterable[Line], metrics: Iterable[Line], *, now: float | Non
         else:
             accounting.step(line)
     return accounting.closed(now)
-
-
-@dataclass
-class Killed:
-    """The job before the present one, where it ended without a word: its nodes may tell the next driver of its last steps.
-
-    Attributes:
-        generation: its last.
-        until_t: unix seconds, up to which its time has a name; phase: the part that what follows belongs to, "run" between steps.
-        done: the last step that it had finished, as far as was known; kept: the last that the next job did not compute again.
-    """
-
-    generation: int
-    until_t: float
-    phase: str
-    ranks: int
-    done: int
-    kept: int | None = None
 
 
 @dataclass
@@ -95,7 +78,7 @@ class Accounting:
     idle_s: float = 0.0
     degraded: list[str] = field(default_factory=list)
     counted: tuple[str, int] = ("", 0)
-    killed: Killed | None = None
+    killed: KilledJob | None = None
 
     def event(self, line: Line) -> None:
         """The next line is one of the ledger."""
@@ -204,7 +187,7 @@ class Accounting:
         t = line.t
         if line.event == "run_started":
             self._settle()
-            self._remember_killed()
+            self.killed = killed_job(self)
             self.cursor, self.phase, self.before, self.open = t, "start", None, []
             self.known, self.notes, self.idle_s = False, {}, 0.0
             self.degraded, self.counted = [], ("", 0)
@@ -239,31 +222,6 @@ class Accounting:
                 if self.kept.runs:
                     self.kept.runs[-1].exit_code = line.count
 
-    def _remember_killed(self) -> None:
-        """A job begins, and the one before may not have ended; one that never started a rank is not worth a word."""
-        if self.cursor is None or self.phase in ("restart", "finish"):
-            self.killed = None
-        elif self.known and self.kept.runs:
-            self.killed = Killed(self.kept.runs[-1].generation, self.cursor, self.phase, self.ranks, self.done)
-
-    def _late_step(self, killed: Killed, line: TimelineEntry) -> None:
-        """A step of the job before, which a node tells the present driver of."""
-        if not self.kept.runs or line.t > self.kept.runs[-1].t:
-            return
-        before, began = "idle" if killed.phase == "run" else killed.phase, line.t - line.seconds
-        again = line.step <= killed.done or (killed.kept is not None and killed.kept < line.step <= self.done)
-        computed = "rework" if again else "productive"
-        for part, until_t in ((before, began), ("data", min(line.t, began + line.data_s)), (computed, line.t)):
-            seconds = until_t - killed.until_t
-            if seconds > 0:
-                killed.until_t += seconds
-                self.kept.wall_s += seconds
-                self.kept.seconds[part] += seconds * killed.ranks
-                for run in self.kept.runs[-2:-1]:
-                    run.seconds[part] = run.seconds.get(part, 0.0) + seconds
-                    run.until_t, run.step = max(run.until_t, killed.until_t), line.step
-        killed.phase, killed.done, self.done = "run", max(killed.done, line.step), max(self.done, line.step)
-
     def _generation(self, line: TimelineEntry, t: float) -> None:
         if self.killed is not None and self.killed.kept is None:
             self.killed.kept = line.step
@@ -281,7 +239,7 @@ class Accounting:
         """A step has ended: the time before it, and its own."""
         assert self.cursor is not None
         if self.killed is not None and line.generation <= self.killed.generation:
-            self._late_step(self.killed, line)
+            late_step(self, self.killed, line)
             return
         if self.phase == "restart" and line.generation <= self.given_up:
             return  # another rank ended its step after the fault, and will do so again
