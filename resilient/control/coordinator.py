@@ -245,7 +245,7 @@ class Coordinator:
             case Ready():
                 self._nodes.on_ready(node, message, when, out)
             case SignalReceived():
-                self._core.shutdown.stop(message.name, when, out, until_t=None)
+                self._core.shutdown.begin(message.name, when, out)
             case LinksChanged():
                 self._nodes.on_links_changed(node, message, when, out)
             case Started() if running:

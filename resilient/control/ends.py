@@ -75,6 +75,10 @@ class WorkerEnds:
         """The generation is over, or its fault is found."""
         self._settle_until_s = None
 
+    def left(self, before_t: float) -> list[WorkerEnd]:
+        """Those that have left with status 0 by then, unix seconds, and had not been asked to."""
+        return [] if self.stopped else [end for end in self._ends if not end.failed and end.noticed_t <= before_t]
+
     @property
     def last_step(self) -> int:
         """The furthest that any of them has finished."""

@@ -34,9 +34,10 @@ class Node:
     """An agent, as far as it is known.
 
     Attributes:
+        works: it has been ready since it was started.
         ready_port: of the store that it has opened for the next generation; None while it has not.
         skew_s: its clock is so far ahead of the driver's.
-        failures: attempts to start it that came to nothing, in a row.
+        failures: attempts to start it that came to nothing, in a row; an agent that has never been ready is one.
         until_s: for so long the next generation waits for it.
         back_s: and for so long where there would be none without it.
         gone: it was here, or could not be started; a spare may take its place.
@@ -48,6 +49,7 @@ class Node:
     """
 
     joined: bool = False
+    works: bool = False
     ready_port: int | None = None
     host: str = ""
     addr: str = ""
@@ -141,14 +143,14 @@ class Membership:
     def is_ready(self, index: int, store_port: int) -> None:
         """An agent waits for the next generation, its new store open at this port."""
         node = self.nodes[index]
-        node.ready_port, node.failures = store_port, 0
+        node.ready_port, node.failures, node.works = store_port, 0, True
         self._stuck_s.pop(index, None)
         self._awaited.discard(index)
         if node.ready and not self.is_member(index):
             self._standing_by.add(index)
 
     def lost(self, index: int, why: str, now_s: float) -> None:
-        """An agent is gone, or did not come to be; it is started again, the first time at once."""
+        """An agent is gone, or was never ready; it is started again, the first time at once."""
         before = self.nodes[index]
         node = self.nodes[index] = Node(host=before.host, gone=True, why=why)
         self._absent.add(index)
@@ -157,16 +159,20 @@ class Membership:
             others.discard(index)
         if index in self._left:
             return
-        if before.joined:
+        self._launch_s[index] = now_s
+        if before.works:
             self._lost_s[index] = now_s
-            self._launch_s[index], node.until_s = now_s, now_s + self._rejoin_s
-            node.back_s = now_s + max(self._rejoin_s, BACK_S)
+        else:
+            node.failures = before.failures + 1
+            self._launch_s[index] += min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (node.failures - 1))
+        if node.failures >= LAUNCH_ATTEMPTS:
+            node.until_s, node.back_s = now_s, now_s
+        elif before.joined:
+            node.until_s, node.back_s = now_s + self._rejoin_s, now_s + max(self._rejoin_s, BACK_S)
             if self.is_member(index):
                 self._patient_s = now_s + self._rejoin_s
-            return
-        node.failures = before.failures + 1
-        self._launch_s[index] = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (node.failures - 1))
-        node.until_s, node.back_s = (before.until_s, before.back_s) if node.failures < LAUNCH_ATTEMPTS else (now_s, now_s)
+        else:
+            node.until_s, node.back_s = before.until_s, before.back_s
 
     def stuck(self, now_s: float) -> list[int]:
         """The nodes whose agents have come and were not ready within `STUCK_S`."""
@@ -228,7 +234,8 @@ class Membership:
 
     def can_leave(self, leaving: Collection[int]) -> bool:
         """Whether the others can go on at once without these."""
-        return self._world(index for index in (*self._node_ranks, *self._standing_by) if index not in leaving) > 0
+        out = self._absent.union(self._unfit, leaving)
+        return self._world(index for index in (*self._node_ranks, *self._standing_by) if index not in out) > 0
 
     def leave_out(self, index: int, devices: Collection[int]) -> bool:
         """Devices of a node do not work: from the next generation on it goes on without them, until its agent is started anew.
@@ -337,15 +344,16 @@ class Membership:
         if any(self.nodes[index].ready_port is None and now_s < self.nodes[index].until_s for index in self._unfit):
             return None  # it has not told yet what it holds
         standing_by = sorted(self._standing_by, key=lambda index: (*self._merit(index), -index))  # the best last
-        chosen: list[int] = []
-        for index in self._node_ranks:
-            better = standing_by and self._merit(standing_by[-1]) > self._merit(index)
-            if self.nodes[index].ready and not better:
-                chosen.append(index)
-            elif standing_by:
-                chosen.append(standing_by.pop())
-        while len(chosen) < self.wanted and standing_by:
-            chosen.append(standing_by.pop())
+        places = [index if self.nodes[index].ready else None for index in self._node_ranks]
+        places += [None] * (self.wanted - len(places))
+        for at, taken in enumerate(places):  # nobody who is ready gives way before all places are taken
+            if taken is None and standing_by:
+                places[at] = standing_by.pop()
+        chosen = [index for index in places if index is not None]
+        for at in sorted(range(len(chosen)), key=lambda at: self._merit(chosen[at])) if standing_by else ():
+            if not standing_by or self._merit(standing_by[-1]) <= self._merit(chosen[at]):
+                break
+            chosen[at] = standing_by.pop()
         if len(chosen) < self.wanted and any(now_s < until_s for until_s in self._held_for.values()):
             return None
         if len(chosen) < self.wanted and any(self._worth_it(node, now_s) for node in self.nodes if not node.ready):

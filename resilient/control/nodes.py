@@ -92,9 +92,11 @@ class Nodes:
         """Those that have been silent for too long, or were not ready in time, are lost."""
         membership, presence, job = self._core.membership, self._core.presence, self._core.job
         spare = membership.spare()
+        # A spare that is silent, too, stands in for nobody: it is the way from here to the nodes that does not work.
+        stands_in = spare is not None and presence.silent_s(spare, when.attended_s) < SILENT_S
 
         def limit_s(node: int) -> float:
-            return job.silence_with_spare_s if spare is not None and membership.is_member(node) else job.silence_s
+            return job.silence_with_spare_s if stands_in and membership.is_member(node) else job.silence_s
 
         for node in presence.overdue(when.attended_s, limit_s, least_s=min(job.silence_s, job.silence_with_spare_s)):
             self.lost(node, f"silent for {presence.silent_s(node, when.attended_s):.0f} s", when, out)
@@ -164,7 +166,7 @@ class Nodes:
             self._core.snapshots.lost(node, out)
             if self._core.shutdown.saving is not None:
                 self._core.shutdown.lost(node)
-            elif member or not membership.is_left(node):
+            elif membership.nodes[node].failures <= LAUNCH_ATTEMPTS and (member or not membership.is_left(node)):
                 what = f"the agent of node {node} on {before.host} is gone: {detail}"
                 fault = self._response.node_lost(node, f"node {node}", what, detail, silent_s)
                 if member:

@@ -13,7 +13,7 @@ from resilient.control.judgement import culprit, waiting_and_others
 from resilient.control.liveness import NO_STEP
 from resilient.exits import Exit
 from resilient.outbox import Outbox, WriteText
-from resilient.recovery.faults import INCIDENTS, Fault, computed, listed
+from resilient.recovery.faults import INCIDENTS, TOGETHER_S, Fault, computed, left_early, listed
 from resilient.recovery.policy import Action, Situation, decide
 from resilient.recovery.without_spare import RESTART_S, Decision, Figures
 from resilient.recovery.without_spare import decide as decide_without_spare
@@ -36,10 +36,11 @@ class Response:
         """A fault of ranks. Args: outage: what a link of the group does, or did a moment ago."""
         self._core.generations.announce(None, None, when, out)
         files = fault.files if self._core.generations.trained else None  # before that, nobody has ever found them
-        fault = replace(fault, attempt=self._core.generations.attempt(when), files=files)
+        generation = self._core.generations.generation
+        fault = replace(fault, attempt=self._core.generations.attempt(when), files=files, generation=generation)
         action = decide(self._situation(fault, when, outage))
         down_since_t = self._down_since_t(fault, when)
-        self._core.incidents.respond(fault, action, down_since_t, when.now, self._core.generations.generation, out)
+        self._core.incidents.respond(fault, action, down_since_t, when.now, generation, out)
         self._act(action, fault, when, out)
 
     def _down_since_t(self, fault: Fault, when: Moment) -> float:
@@ -80,8 +81,8 @@ class Response:
     def judge(self, case: Case, when: Moment, out: Outbox) -> None:
         """All that can be known of a suspicion is known."""
         still = self._core.watchdog.still(case.suspicion)
-        silent_s = case.suspicion.silent_s + when.attended_s - case.asked_s  # an inspection takes its time
-        suspicion = replace(case.suspicion, silent_s=silent_s)
+        asked_for_s = when.attended_s - case.asked_s  # an inspection takes its time
+        suspicion = replace(case.suspicion, silent_s=case.suspicion.silent_s + asked_for_s)
         stopped = any(each.state == "T" for each in case.found.values())
         if self._core.generations.state is not State.RUNNING or self._core.ends.settling or not (still or stopped):
             return
@@ -100,6 +101,9 @@ class Response:
             watchdog.excuse(suspicion, further_s)
             return
         fault = replace(fault, nodes=tuple(membership.members[node_rank] for node_rank in fault.nodes))
+        if fault.kind == "collective_timeout" and (left := self._core.ends.left(when.now - asked_for_s - TOGETHER_S)):
+            run = self._core.generations.run
+            fault = left_early(fault, left, run.resumed_step if run is not None else None)
         outage = next(iter(self._core.links.outages(when.now, within_s=LINK_MEMORY_S + suspicion.silent_s)), None)
         why = None
         if outage is not None:

@@ -104,6 +104,11 @@ class Shutdown:
             self._snapshots.save_newest(when.now, out)
         self._generations.hold_ranks(signal, out)
 
+    def begin(self, signal: str, when: Moment, out: Outbox) -> None:
+        """A stop is asked for by what reaches many processes at once: a drain that is under way goes on."""
+        if self.drain is None:
+            self.stop(signal, when, out, until_t=None)
+
     def hurry(self, until_t: float) -> None:
         """A drain that is under way must be over by then, unix seconds."""
         if self.drain is not None:

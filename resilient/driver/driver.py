@@ -339,6 +339,8 @@ class Driver:
         limit = self._config.train.exit_duration_min
         if limit is not None:
             await asyncio.sleep(60 * limit)
+            if self._coordinator.draining:
+                return
             self._display.note(f"{limit:g} minutes have passed (train.exit_duration_min): stopping at the next step")
             self._turn(self._coordinator.stop, "exit_duration_min")
 

@@ -7,7 +7,7 @@ work, deciding what to do is `resilient.recovery.policy`.
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -152,6 +152,7 @@ class Fault:
         attempt: what the attempt that it ended had come to, of a script that says nothing by itself.
         device: the device of the culprit does not work any more.
         files: what the culprit found to be missing or unreadable, where it may be there again in a while.
+        generation: the last one that had begun.
     """
 
     fault_id: str
@@ -170,6 +171,7 @@ class Fault:
     attempt: Attempt | None = None
     device: bool = False
     files: str | None = None
+    generation: int | None = None
 
     @property
     def hung(self) -> bool:
@@ -229,7 +231,43 @@ def culprit(ends: Sequence[WorkerEnd], *, stopped: bool = False) -> WorkerEnd:
     if stopped or not first.victim:
         return first
     left = [end for end in ends if not end.failed and end.noticed_t <= first.noticed_t + TOGETHER_S]
-    return min(left, key=lambda end: (end.step, end.noticed_t, end.rank), default=first)
+    return min(left, key=_left_first, default=first)
+
+
+def _left_first(end: WorkerEnd) -> tuple[int, float, int]:
+    return end.step, end.noticed_t, end.rank
+
+
+def left_early(waiting: Fault, left: Sequence[WorkerEnd], resumed_step: int | None) -> Fault:
+    """The fault of a worker that has left with status 0, for which all others wait; NCCL tells them nothing of it.
+
+    Args:
+        waiting: the fault of those that wait.
+        left: all that have left.
+    """
+    first = min(left, key=_left_first)
+    step = computed(first.step, resumed_step)
+    cause = "exit code 0"
+    return replace(
+        waiting,
+        kind="exit",
+        cause=cause,
+        ranks=(first.rank,),
+        nodes=(first.node,),
+        step=step,
+        detail=f"{cause}{_after(step)}; {waiting.detail}",
+        evidence=f"{_ended_by(first, cause)}\n{waiting.evidence}",
+        phase=first.phase,
+    )
+
+
+def _after(step: int | None) -> str:
+    """Args: step: that was being computed."""
+    return f" after step {step - 1}" if step is not None and step > 1 else ""
+
+
+def _ended_by(end: WorkerEnd, how: str) -> str:
+    return f"process {end.pid} of rank {end.rank} ended by {how} in phase {end.phase}"
 
 
 def _signal_name(number: int) -> str:
@@ -286,15 +324,14 @@ def from_ends(
         kind = "collective_timeout" if _aborted(first) and symptoms.waited_in_vain(first.log) else "exit"
         cause = _signal_name(-first.exitcode) if first.exitcode < 0 else f"exit code {first.exitcode}"
         detail = cause
-        evidence = f"process {first.pid} of rank {first.rank} ended by {detail} in phase {first.phase}"
+        evidence = _ended_by(first, detail)
         evidence += f"\n{first.raised.traceback}" if first.raised is not None else ""
         evidence += f"\n{first.crash}" if first.crash else ""
         since = first.noticed_t
     if not first.failed:
         left = [end for end in ends if end.failed]
-        after = f" after step {step - 1}" if step is not None and step > 1 else ""
         ranks = f"rank{'s' if len(left) > 1 else ''} {listed(end.rank for end in left)}"
-        detail += f"{after}, while {ranks} went on"
+        detail += f"{_after(step)}, while {ranks} went on"
         evidence += "".join(f"\nrank {end.rank} lost it: {_line(end.raised)}" for end in left[:NAMED] if end.raised is not None)
     if first.oom is not None:
         cause, detail, found = "OOM killer", f"killed by {first.oom}", None

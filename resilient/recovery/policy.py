@@ -4,7 +4,8 @@ Pure: (fault, history, budget, clock) to an action, by the first row of a table 
 
 What counts against a failure is the *stretch* of faults without progress that it belongs to: those since a step was last finished
 at which an earlier one had failed, or since an attempt of a script that says nothing got on (`resilient.recovery.attempts`).
-Restarts within a stretch follow each other with growing pauses; progress forgets them.
+Restarts within a stretch follow each other with growing pauses; progress forgets them. Faults that come after one generation and
+before the next, as of nodes that are lost together, have ended one attempt, and count as one.
 """
 
 from collections.abc import Callable, Sequence
@@ -116,13 +117,13 @@ class Situation:
 
     @property
     def same(self) -> int:
-        """How often this very failure has happened without progress, this time included."""
-        return sum(fault.signature == self.fault.signature for fault in self.stretch)
+        """How many attempts this very failure has ended without progress, this time included."""
+        return len(attempts([fault for fault in self.stretch if fault.signature == self.fault.signature]))
 
     @property
     def at_this_step(self) -> list[Fault]:
-        """The faults at the same step without progress, this one included."""
-        return [fault for fault in self.stretch if fault.step == self.fault.step and self._counts(fault)]
+        """What ended the attempts at the same step without progress, this one included."""
+        return attempts([fault for fault in self.stretch if fault.step == self.fault.step and self._counts(fault)])
 
     @property
     def bad_numbers(self) -> bool:
@@ -142,8 +143,9 @@ class Situation:
 
     @property
     def in_last_hour(self) -> int:
-        """How many faults before this one lie less than an hour back."""
-        return sum(self.now - t < 3600 and self._counts(fault) for t, fault in self.earlier)
+        """How many attempts before this one were ended less than an hour ago."""
+        recent = [fault for t, fault in self.earlier if self.now - t < 3600 and self._counts(fault)]
+        return len(attempts([*recent, self.fault])) - 1
 
     @property
     def worth_replacing(self) -> bool:
@@ -271,12 +273,13 @@ def decide(situation: Situation) -> Action:
     """The action of the first row that applies."""
     row = next(row for row in TABLE if row.applies(situation))
     action = Action(row.action, row.reason(situation), roll_back=situation.way_back if row.action == "roll_back" else None)
-    delay_s = pause_s(len(situation.stretch), situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
+    failures = len(attempts(situation.stretch))
+    delay_s = pause_s(failures, situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
     if situation.waits_for_files:  # the last attempt is made when the patience is over
         delay_s = min(delay_s, situation.budget.files_patience_s - situation.files_waited_s)
     if not delay_s:
         return action
-    why = f"{action.reason}, in {delay_s:g} s: {len(situation.stretch)} failures without progress"
+    why = f"{action.reason}, in {delay_s:g} s: {failures} failures without progress"
     return replace(action, reason=why, delay_s=delay_s)
 
 
@@ -299,6 +302,14 @@ def stretch(faults: Sequence[Fault]) -> list[Fault]:
         if fault.attempt is not None:
             attempts.append(fault.attempt)
     return found
+
+
+def attempts(faults: Sequence[Fault]) -> list[Fault]:
+    """Of each attempt that these faults have ended, the first; one whose generation is not known is an attempt of its own."""
+    found: dict[int | tuple[int], Fault] = {}
+    for number, fault in enumerate(faults):
+        found.setdefault((number,) if fault.generation is None else fault.generation, fault)
+    return list(found.values())
 
 
 def _ways(faults: Sequence[Fault]) -> str:

@@ -24,7 +24,7 @@ class LedgerChecks:
     Attributes:
         open: faults that may recover, with what is done about each.
         incidents: by fault.
-        restarts: when each was decided on, unix seconds.
+        restarts: when a restart was decided on last after a generation, unix seconds.
         voids: what roll-backs have invalidated.
         go_back_to: the target of the last roll-back, until a generation has finished a step.
         said: by generation the step from which its rank 0 went on.
@@ -35,7 +35,7 @@ class LedgerChecks:
     faults: set[str] = field(default_factory=set)
     open: dict[str, str] = field(default_factory=dict)
     incidents: dict[str, str] = field(default_factory=dict)
-    restarts: list[float] = field(default_factory=list)
+    restarts: dict[int, float] = field(default_factory=dict)
     voids: list[InvalidationRule] = field(default_factory=list)
     go_back_to: int | None = None
     said: dict[int, int] = field(default_factory=dict)
@@ -73,10 +73,10 @@ class LedgerChecks:
 
     def _act(self, event: WriteEvent, now: float) -> None:
         name, reason = str(event.fields["name"]), str(event.fields["reason"])
-        in_last_hour = sum(now - t < 3600 for t in self.restarts)
+        in_last_hour = sum(now - t < 3600 for ended, t in self.restarts.items() if ended != event.generation)
         if name in RESTARTS:
             assert in_last_hour < self.budget.max_restarts_per_hour, "a restart that the budget does not allow"
-            self.restarts.append(now)
+            self.restarts[event.generation] = now
         if name in (*STOPPING, "degrade", "report"):
             fault_id = str(event.fields["fault_id"])
             assert name not in STOPPING or self.incidents[fault_id] == (self.opened or fault_id), f"{event} meets {self.opened}"

@@ -79,8 +79,8 @@ MUTANTS = (
     Mutant(
         "the agent of a node that is lost is not started anew",
         "resilient.control.membership",
-        "            self._launch_s[index], node.until_s = now_s, now_s + self._rejoin_s",
-        "            node.until_s = now_s + self._rejoin_s",
+        "        self._launch_s[index] = now_s\n        if before.works:\n            self",
+        "        self._launch_s[index] = now_s + 1e6 * before.works\n        if before.works:\n            self",
     ),
     Mutant(
         "ranks are stopped at a boundary that one of them has passed",

@@ -355,3 +355,12 @@ def test_a_second_rank_that_raises_while_the_run_is_given_up_is_no_second_fault(
     assert [action["name"] for action in play.events("action")] == ["give_up"]
     assert len(play.events("fault")) == 1
     assert play.finish().code is Exit.GAVE_UP
+
+
+def test_a_signal_that_several_agents_got_does_not_cut_the_drain_off(play):
+    play.do("stop", "SIGTERM")
+    for node in range(2):
+        play.deliver(node, SignalReceived(generation=5, name="SIGTERM"))
+    assert not [effect for effect in play.effects if isinstance(effect, Finish)]
+    play.do("stop", "SIGTERM")
+    assert "by a second SIGTERM" in play.finish().message

@@ -7,7 +7,7 @@ from control_play import Play, beat, candidates, shard
 from resilient.control.evacuation import UNSEEN_S
 from resilient.exits import Exit
 from resilient.outbox import Launch
-from resilient.protocol.messages import Arm, Health, HealthFinding, Propose, Proposed, Shutdown, Start, Stop
+from resilient.protocol.messages import Arm, Health, HealthFinding, Propose, Proposed, Record, Shutdown, Start, Stop
 from resilient.recovery.faults import Raised
 
 
@@ -270,3 +270,18 @@ def test_a_script_of_which_no_step_is_seen_is_left_as_well_and_ended_where_it_is
     assert [send.node for send in play.sent(Start)] == [0, 2]
     play.wait(UNSEEN_S + 1.0)
     assert [send.node for send in play.sent(Shutdown)] == [1]
+
+
+def test_a_node_that_is_to_go_is_kept_where_another_one_is_lost_before_it_is_left():
+    play = running(spares=1)
+    evacuate(play, 1)
+    play.do("lost", 0, "its connection was closed")
+    play.again(1, 2)
+    play.wait(200.0)
+    assert play.coordinator.membership.members == (2, 1)
+    assert "evacuate" not in names(play)
+    play.effects.clear()
+    play.report(2, records=(Record(0, 1.0, "resumed", {"step": 12}),))
+    play.join(0)
+    play.wait(1.0)
+    assert {send.node for send in play.sent(Propose)} == {1, 2}

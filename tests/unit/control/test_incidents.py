@@ -16,6 +16,7 @@ from resilient.outbox import (
 )
 from resilient.protocol.messages import (
     Inspect,
+    Inspected,
     Inspection,
     LinkChange,
     LinksChanged,
@@ -284,3 +285,30 @@ def test_workers_that_hang_are_asked_for_their_last_words_before_they_are_killed
         for node in range(2):
             play.inspected(node, waiting)
     assert {send.node: send.message.incident for send in play.sent(Stop)} == {0: incident, 1: incident}
+
+
+@pytest.mark.parametrize(("leaves", "guilty", "kind"), [("before", [0], "exit"), ("while asked", [1], "collective_timeout")])
+def test_a_rank_that_left_with_status_0_is_named_where_the_others_hang_in_a_collective(leaves, guilty, kind):
+    """NCCL tells them nothing of its end."""
+    play = Play()
+    play.start()
+    play.resumed(2)
+    for step in range(3, 14):
+        for node in range(2):
+            play.beat(node, step)
+        play.now += 1.0
+    if leaves == "before":
+        play.exit(0, 0, step=13)
+    while not play.sent(Inspect):
+        play.now += 1.0
+        play.beat(1, 13, silent_s=play.now - 1011.0, state="S")
+    if leaves == "while asked":
+        play.exit(0, 0, step=13)
+    play.inspected(1, AT_A_COLLECTIVE)
+    play.deliver(0, Inspected(generation=play.generation, ranks={}))
+    play.wait(10.0)
+    (fault,) = play.events("fault")
+    assert (fault["ranks"], fault["kind"]) == (guilty, kind)
+    if leaves == "before":
+        assert fault["detail"].startswith("exit code 0 after step 13; rank 1 is waiting in a collective at step 14")
+        assert fault["evidence"].startswith("process 77 of rank 0 ended by exit code 0")

@@ -55,7 +55,13 @@ def absent(times: int, seconds: float, *, fault: Fault = away) -> Situation:
     return situation(fault, [(NOW - seconds - 1, FAULT), *((t, away) for t in times_s)])
 
 
+together = [(NOW - 9, replace(lost, cause=f"node {node}", nodes=(node,), generation=5)) for node in range(7)]
+
 ROWS = [
+    (situation(replace(lost, cause="node 7", generation=5), together), "replace_node"),
+    (situation(replace(lost, cause="node 7", generation=5), [*ways("a", "b", "c", "d"), *together]), "replace_node"),
+    (situation(replace(lost, cause="node 7", generation=6), [*ways("a", "b", "c", "d"), *together]), "give_up"),
+    (situation(replace(lost, cause="node 0", generation=5), together), "replace_node"),
     (absent(0, 0.0), "restart_workers"),
     (absent(20, 299.0), "restart_workers"),
     (absent(20, 301.0), "give_up"),
