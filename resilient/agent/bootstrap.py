@@ -4,12 +4,10 @@ Runs in the forked child. It shields the worker from signals that are for the dr
 exception that ended it in the region before anything is torn down.
 """
 
-import atexit
 import importlib
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilient import clock, entry, worker
-from resilient.agent import groups, inspection, recorder
+from resilient.agent import groups, inspection, program, recorder
 from resilient.excerpts import excerpt
 from resilient.exits import Exit
 from resilient.heartbeat.layout import RAISED
@@ -96,27 +94,23 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         if progress is not None and is_rank:
             progress.ends()
         status = _status(error) if isinstance(error, SystemExit) else 1
-        if status == 0 and entry.parse(spec.entrypoint).is_script:
-            _as_the_interpreter_ends()
+        is_script = entry.parse(spec.entrypoint).is_script
+        if status == 0 and is_script:
+            program.end_threads_and_handlers()
         # A script that catches what ends it and leaves by `sys.exit` ends of what it has caught.
         ended_by = _cause_of(error) if isinstance(error, SystemExit) else error
         if status != 0 and is_rank:
             worker.failed(ended_by)
             worker.report(_raised(ended_by), event=RAISED)
         if not isinstance(error, SystemExit):
-            traceback.print_exc()
-        _leave(status)
+            (program.tell_of if is_script else traceback.print_exception)(error)
+        _leave(status, is_script=is_script)
     if progress is not None and os.getpid() == rank_pid:
         progress.ends()
-    if entry.parse(spec.entrypoint).is_script:
-        _as_the_interpreter_ends()
-    _leave(0)
-
-
-def _as_the_interpreter_ends() -> None:
-    """A program may leave its last work to a thread, or to `atexit`."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    is_script = entry.parse(spec.entrypoint).is_script
+    if is_script:
+        program.end_threads_and_handlers()
+    _leave(0, is_script=is_script)
 
 
 def _status(error: SystemExit) -> int:
@@ -180,8 +174,10 @@ def _final(error: BaseException) -> int | None:
     return int(Exit.GAVE_UP) if isinstance(error, worker.UnrecoverableError) else None
 
 
-def _leave(status: int) -> NoReturn:
+def _leave(status: int, *, is_script: bool) -> NoReturn:
     """End the process here: a rank that lingers in a destructor, or waits for a child of its own, delays everyone."""
+    if is_script:
+        program.write_open_files()
     flush_streams()
     os._exit(status)
 

@@ -22,6 +22,7 @@ from resilient import clock, entry
 from resilient.access import restrict_as
 from resilient.agent import NAME, preload, preparation
 from resilient.agent.predecessor import end_predecessors
+from resilient.agent.program import leave_logging_to_the_script
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 from resilient.logs.paths import agent_log
@@ -155,6 +156,8 @@ def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.
         try:
             control.close()
             entry.find_modules(program)
+            if program.is_script:
+                leave_logging_to_the_script()
             preload.serve(agent, its, entry.ahead(program), fork_preparation if outcome is not None else None)
         except ConnectionError:
             pass  # the agent has ended

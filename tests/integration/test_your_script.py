@@ -330,12 +330,13 @@ def test_the_command_stands_in_for_torchrun(tmp_path: Path, words: list[str], no
         assert environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= environ.keys()
         assert (tmp_path / f"left{rank}").read_bytes(), "atexit finds the names of the program"
+        assert (tmp_path / f"log{rank}").read_text() == "its own: begins\n", "logging is the script's to set up"
     assert drawn[0] != drawn[1], "of NumPy's generator, which nobody has seeded"
     assert "300" not in done.stdout
 
 
 SHOW = """
-import atexit, json, os, pickle, subprocess, sys
+import atexit, json, logging, os, pickle, subprocess, sys
 from pathlib import Path
 
 import beside
@@ -348,6 +349,8 @@ class State:
 
 rank = os.environ["RANK"]
 atexit.register(lambda: Path(f"left{rank}").write_bytes(pickle.dumps(State())))
+logging.basicConfig(filename=f"log{rank}", level=logging.DEBUG, format="its own: %(message)s")
+logging.getLogger("show").debug("begins")
 main = sys.modules["__main__"].__file__
 told = {"argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd(), "main": main, "environ": dict(os.environ)}
 helper = subprocess.Popen(["sleep", "600"])

@@ -1,0 +1,70 @@
+"""What a script leaves at its end in a rank is what it leaves under `python`."""
+
+import gzip
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import csv, gzip, sys, zipfile
+
+
+def hook(kind, error, traceback):
+    with open("hook.txt", "w") as file:
+        print(kind.__name__, error, traceback.tb_frame.f_code.co_name != "", file=file)
+
+
+def main():
+    table = csv.writer(within := open("within.csv", "w"))
+    for step in range(50):
+        table.writerow([step, 0.5])
+        outside.write(f"{step}\\n")
+        if step == 20 and sys.argv[1] == "fail":
+            raise RuntimeError("no")
+        if step == 20 and sys.argv[1] == "leave":
+            sys.exit(3)
+
+
+sys.excepthook = hook
+outside = open("outside.txt", "w")
+packed = gzip.open("packed.gz", "wt")
+packed.write("packed")
+archive = zipfile.ZipFile("archive.zip", "w")
+archive.writestr("member", "archived")
+main()
+"""
+
+RANK = """
+import sys
+from pathlib import Path
+from resilient.agent.bootstrap import WorkerSpec, run_rank
+
+here = Path.cwd()
+(here / "out.txt").write_text("")
+paths = [here / name for name in ("out.txt", "stacks", "record", "config.yaml")]
+run_rank(WorkerSpec({"RANK": "0", "WORLD_SIZE": "1"}, *paths, entrypoint=sys.argv[1]))
+"""
+
+
+def ended(folder: Path, *command: str) -> int:
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    return subprocess.run([sys.executable, *command], cwd=folder, check=False, capture_output=True, timeout=120).returncode
+
+
+@pytest.mark.parametrize(("how", "status"), [("end", 0), ("leave", 3), ("fail", 1)])
+def test_files_that_a_script_has_not_closed_are_whole_and_its_hook_is_told(tmp_path: Path, how: str, status: int):
+    python, rank = tmp_path / "python", tmp_path / "rank"
+    assert ended(python, "script.py", how) == status
+    assert ended(rank, "-c", RANK, f"script.py {how}") == status
+    for name in ("within.csv", "outside.txt", "hook.txt"):
+        assert (rank / name).exists() == (python / name).exists(), name
+        assert not (rank / name).exists() or (rank / name).read_text() == (python / name).read_text(), name
+    assert len((rank / "outside.txt").read_text().split()) == (50 if how == "end" else 21)
+    with gzip.open(rank / "packed.gz", "rt") as packed:
+        assert packed.read() == "packed"
+    with zipfile.ZipFile(rank / "archive.zip") as archive:
+        assert archive.read("member") == b"archived"
