@@ -317,8 +317,9 @@ class Shutdown:
                 "step": generations.last_step,
             }
             out.event("drain", drained, generations.generation, when.now)
-        clear = tuple(self._snapshots.superseded(ended=code is not Exit.STOPPED))
+        clear = tuple(self._snapshots.superseded(ended=code not in (Exit.STOPPED, Exit.UNUSABLE)))
         for node in self._membership.joined():
-            out.send(node, ShutdownMessage(generation=generations.generation, clear=clear))
+            known = self._snapshots.address(node) is not None  # else nobody knows what it holds
+            out.send(node, ShutdownMessage(generation=generations.generation, clear=clear if known else ()))
         out.event("run_finished", {"exit_code": int(code), "step": generations.last_step}, generations.generation, when.now)
         out.append(Finish(code, message))

@@ -50,6 +50,7 @@ class Snapshots:
         self.plan = plan
         self._generation = 0
         self._members: tuple[int, ...] = ()
+        self._resumed = False  # in this job: it is known what it goes on from
         job_ids = itertools.count(1)
         self._faults = Faults()
         self._catalog = Catalog(plan)
@@ -123,7 +124,7 @@ class Snapshots:
     def resumed(self, step: int, now: float, out: Outbox) -> None:
         """The workers go on from this step: what is newer belongs to a past that was left, or was found damaged."""
         self._left_out.decide(step)
-        self._retention.holding = False
+        self._resumed, self._retention.holding = True, False
         self._catalog.forget(lambda key: key.step > step and key.generation < self._generation)
         self._transfers.prune()
         self._replication.resumed()
@@ -422,9 +423,12 @@ class Snapshots:
     def superseded(self, *, ended: bool) -> list[str]:
         """The tiers that hold nothing that is needed: memory, and at the end of a campaign the nodes' other tiers too.
 
+        What nodes hold that are not there may complete what others hold. Before ranks have gone on from somewhere, nobody knows
+        whether the newest durable checkpoint is sound.
+
         Args:
             ended: no job goes on from here.
         """
-        if self.behind:
+        if not self._resumed or any(key.step > self.durable_step for key in self._catalog.snapshots):
             return []
         return [self.plan.memory.name, *(tier.name for tier in self.plan.others if ended)]

@@ -80,6 +80,7 @@ def test_while_a_step_is_flushed_only_the_newest_one_after_it_waits(play):
 
 
 def test_the_run_ends_only_when_its_last_step_is_durable(play):
+    play.resumed(2)
     for node in (0, 1):
         play.held(node, 300, wants=["scratch"])
     for rank in (0, 1):
