@@ -79,12 +79,21 @@ def entries(
     return found
 
 
-def commit(root: Path, generation: int, contents: Manifest, *, described: Callable[[], None] = lambda: None) -> bool:
+def commit(
+    root: Path,
+    generation: int,
+    contents: Manifest,
+    *,
+    of_others: bool = True,
+    described: Callable[[], None] = lambda: None,
+) -> bool:
     """Publish the temporary directory of a step; False where the same step turned out to be there already, and sound.
 
     A damaged checkpoint of that step is set aside under another name.
 
     Args:
+        of_others: one that is sound stays, whichever generation took the snapshot. Else one of another generation is set aside,
+            too: it is of a past that the run does not go on from.
         described: called once the manifest is durable, and before the directories are.
 
     Raises StaleGeneration, OSError: then it can be called again.
@@ -100,13 +109,14 @@ def commit(root: Path, generation: int, contents: Manifest, *, described: Callab
         described()
         list(pool.map(fsync_directory, directories))
     points.reached("directories_durable")
-    if good(root, contents.step) is not None:
+    there = good(root, contents.step)
+    if there is not None and (of_others or there.generation == contents.generation):
         shutil.rmtree(temporary)
         return False
     with guard(root, generation):
         points.reached("fence_checked")
         if os.path.lexists(target):  # a link that leads nowhere is in the way, too
-            target.rename(aside(target, "damaged"))
+            target.rename(aside(target, "damaged" if there is None else "passed-over"))
             points.reached("old_set_aside")
         temporary.rename(target)
         points.reached("renamed")

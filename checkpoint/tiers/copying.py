@@ -190,6 +190,9 @@ def finish(
 ) -> Manifest:
     """Commit what all nodes have flushed; one of them does. After an OSError it can be called again.
 
+    A checkpoint of the same step that is of another generation's snapshot was passed over, or could not be read for a while: the
+    one that is there is not what the run goes on from, and is set aside.
+
     Args:
         node_shard: of the node that commits.
 
@@ -197,9 +200,11 @@ def finish(
     """
     target = step_path(root, node_shard.step)
     temporary = temporary_path(root, node_shard.step, attempt)
-    if not temporary.exists() and target.exists():  # it was committed by one that died before it could say so
-        fsync_directory(root)
-        return manifest.read(target)
+    if not temporary.exists() and target.exists():
+        there = manifest.read(target)
+        if there.generation == node_shard.generation:  # it was committed by one that died before it could say so
+            fsync_directory(root)
+            return there
     with guard(root, attempt):
         pass
     points.reached("finish_begun")
@@ -207,7 +212,9 @@ def finish(
         contents = manifest.read(temporary, step=node_shard.step)  # which is durable: it could only not be published
     else:
         contents = Manifest(node_shard.step, node_shard.generation, _gather(node_shard, documents, temporary))
-    commit.commit(root, attempt, contents, described=lambda: _remove_others(temporary, {*contents.files, manifest.NAME}))
+    commit.commit(
+        root, attempt, contents, of_others=False, described=lambda: _remove_others(temporary, {*contents.files, manifest.NAME})
+    )
     for leftover in stale(root, attempt, node_shard.step):
         remove(leftover)
     if keep_last is not None:

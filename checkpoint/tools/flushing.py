@@ -3,14 +3,16 @@
 Owns finding the node shards, on this machine, and putting them together. A run that is alive does this by itself.
 """
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import run_lease, safe_dir, shard_manifest
-from checkpoint.errors import DamagedCheckpoint, naming
+from checkpoint import commit, run_lease, safe_dir, shard_manifest
+from checkpoint.errors import DamagedCheckpoint, in_words, naming
 from checkpoint.fence import newest_generation
+from checkpoint.marked import must_be_there
 from checkpoint.naming import step_path, steps
 from checkpoint.ownership import first_not_obeyed
 from checkpoint.shard_manifest import ShardManifest
@@ -21,6 +23,7 @@ from checkpoint.tiers.pace import Pace
 from checkpoint.tools.locations import STORAGE, directory, must_be_its_own, tiers
 from checkpoint.tools.refusal import Refusal
 
+IDENTITY = ".identity"
 CONTROL = (STORAGE, "config.yaml", run_lease.LOCK, run_lease.LEASE)
 """Files of a run directory that say what is done."""
 
@@ -59,6 +62,7 @@ def newest(run_dir: Path, *, group: bool = False) -> tuple[Held | None, Path]:
     must_be_its_own(run_dir, found_tiers)
     *others, durable = found_tiers
     root = durable.roots[0]
+    _must_be_mounted(run_dir, root)
     found: dict[tuple[int, int], dict[int, list[tuple[Path, ShardManifest]]]] = {}
     for tier in others:
         for node in tier.roots:
@@ -74,10 +78,11 @@ def newest(run_dir: Path, *, group: bool = False) -> tuple[Held | None, Path]:
                     found.setdefault((node_shard.step, node_shard.generation), {}).setdefault(node_shard.node, []).append(
                         (path, node_shard)
                     )
-    committed = max(steps(root), default=-1)
     for (step, generation), owners in sorted(found.items(), reverse=True):
         nodes = next(iter(owners.values()))[0][1].nodes
-        if step > committed and set(owners) == set(range(nodes)):
+        if set(owners) == set(range(nodes)):
+            if _is_committed(root, step):
+                break
             copies = tuple(tuple(path for path, _ in owners[node]) for node in range(nodes))
             return Held(step, generation, copies, sum(owners[node][0][1].size_bytes for node in range(nodes))), root
     return None, root
@@ -90,8 +95,6 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
     CheckpointError.
     """
     target = step_path(root, held.step)
-    with naming(target):
-        root.mkdir(parents=True, exist_ok=True)
     attempt = max(newest_generation(root) or 0, held.generation)
     first: tuple[ShardManifest, dict[str, bytes]] | None = None
     for copies in held.copies:
@@ -115,6 +118,26 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
     with naming(target):
         copying.finish(*first, root, attempt)
     return target
+
+
+def _must_be_mounted(run_dir: Path, root: Path) -> None:
+    """Raises Refusal where the durable tier's place is not the campaign's: what is made there would be hidden by it later.
+
+    A run directory of an earlier version does not tell.
+    """
+    identity = json.loads((run_dir / STORAGE).read_bytes()).get("identity")
+    if identity is None:
+        root.mkdir(parents=True, exist_ok=True)
+        return
+    try:
+        must_be_there(root, IDENTITY, identity)
+    except FileNotFoundError as error:
+        raise Refusal(f"{in_words(error)}; nothing was written") from error
+
+
+def _is_committed(root: Path, step: int) -> bool:
+    """Whether a checkpoint of this step or a newer one is there, and sound."""
+    return any(commit.good(root, each) is not None for each in reversed(steps(root)) if each >= step)
 
 
 def _refuse_if_alive(run_dir: Path) -> None:
