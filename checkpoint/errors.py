@@ -33,7 +33,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class UnreachableCheckpoint(DamagedCheckpoint):
-    """Nobody answers where a part of a checkpoint should be: its node is gone, or the way to it. It may be sound."""
+    """A part of a checkpoint cannot be had: its node is gone, or the way to it, or it may not be read. It may be sound."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -42,6 +42,9 @@ class UnreachableCheckpoint(DamagedCheckpoint):
 
 AWAY = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 """What a file system says that has lost its servers, or was unmounted: nothing of the files on it."""
+
+PASSING = AWAY | {errno.EIO, errno.EACCES, errno.EPERM, errno.ENOMEM}
+"""What may be over in a moment: a server was away (EIO of a soft mount), a ticket has expired, memory was short."""
 
 
 def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
@@ -56,7 +59,7 @@ def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
     if error.errno in (errno.EMFILE, errno.ENFILE):  # which says nothing of the checkpoint
         advice = f"this process may have {descriptors.current()} files open; raise the limit (ulimit -n)"
         return CheckpointError(f"{path / name} cannot be read: {error.strerror}; {advice}")
-    kind = UnreachableCheckpoint if error.errno in AWAY else DamagedCheckpoint
+    kind = UnreachableCheckpoint if error.errno in PASSING else DamagedCheckpoint
     return kind(path, f"{name} cannot be read: {error.strerror}")
 
 
