@@ -7,6 +7,7 @@ the same inputs finds them and does nothing.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 
 from trainer.data import place, tokenizer
 from trainer.data.documents import Batch, Corpus, Files, Source, batches
-from trainer.data.durable import locked
+from trainer.data.durable import beside, locked
 from trainer.data.errors import DataError, StorageError
-from trainer.data.indexed import IndexedDataset, IndexedWriter, idx_path, token_type
+from trainer.data.indexed import IndexedDataset, IndexedWriter, bin_path, idx_path, token_type
 from trainer.data.pool import tokenized, trained
 
 TRAINING_BYTES = 256 << 20  # of a larger input, batches at even distances train the tokenizer
@@ -80,24 +81,34 @@ def build(
         force: build it even if it is there, or if what is there was not built here.
 
     Raises:
-        DataError: the input is not good.
+        DataError: the input is not good, or would be written over; what is there was not built here.
         StorageError: the place for the dataset is not.
     """
     made_of, *earlier = _made_of(source, vocabulary, append_eod)
     try:
+        _must_spare_inputs(prefix, [*source.paths, *filter(None, (vocabulary.vocab_file, vocabulary.merges_file))])
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with locked(prefix.with_name(f".{prefix.name}.lock")):
             if not force:
                 found = _found(prefix, [made_of, *earlier])
                 if found is not None:
                     return found
-                if idx_path(prefix).exists() and not _json_path(prefix).exists():
-                    raise DataError(f"{idx_path(prefix)} is there and was not built here; choose another place, or --force")
+                foreign = None if _built_here(prefix) else next((path for path in _targets(prefix) if path.exists()), None)
+                if foreign is not None:
+                    raise DataError(f"{foreign} is there and was not built here; choose another place, or --force")
             return _built(source, prefix, vocabulary, made_of, workers, progress, append_eod)
     except OSError as error:
         raise StorageError(
             f"cannot write {error.filename or prefix}: {error.strerror}; make room, or choose another place"
         ) from error
+
+
+def _must_spare_inputs(prefix: Path, inputs: Sequence[Path]) -> None:
+    """Nothing that is read is written over. Raises DataError."""
+    for target in _targets(prefix):
+        for path in (target, beside(target)):
+            if path.exists() and any(path.samefile(each) for each in inputs):
+                raise DataError(f"{path} is an input, and would be written over; choose another place")
 
 
 def _made_of(source: Source, vocabulary: Vocabulary, append_eod: bool) -> list[dict[str, Any]]:
@@ -189,7 +200,8 @@ def _built(
             "tokenizer_sha256": _sha256(serialized.encode()),
         }
         progress(Progress("tokenizing", total, total, writer.documents))
-        writer.commit({_tokenizer_path(prefix): serialized.encode(), _json_path(prefix): json.dumps(described, indent=1).encode()})
+        # What says that a build was here comes first: the files of one that is interrupted are then no foreign ones.
+        writer.commit({_json_path(prefix): json.dumps(described, indent=1).encode(), _tokenizer_path(prefix): serialized.encode()})
         return Prepared(prefix, _tokenizer_path(prefix), vocab_size, writer.documents, writer.tokens)
 
 
@@ -232,6 +244,15 @@ def _vocabulary_identity(vocabulary: Vocabulary) -> dict[str, Any]:
     return {"gpt2": contents}
 
 
+def _built_here(prefix: Path) -> bool:
+    """Whether a build has written what describes the dataset, be it damaged; however large a file of that name is."""
+    try:
+        with _json_path(prefix).open("rb") as file:
+            return re.match(rb'\{\s*"made_of":', file.read(64)) is not None
+    except FileNotFoundError:
+        return False
+
+
 def _is_whole(prefix: Path) -> bool:
     """Whether a dataset that was built here is there, of whatever."""
     try:
@@ -256,6 +277,11 @@ def _found(prefix: Path, made_of: Sequence[Any]) -> Prepared | None:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _targets(prefix: Path) -> list[Path]:
+    """The files of a dataset."""
+    return [idx_path(prefix), bin_path(prefix), _tokenizer_path(prefix), _json_path(prefix)]
 
 
 def _tokenizer_path(prefix: Path) -> Path:

@@ -36,7 +36,10 @@ def build(
         typer.Argument(metavar="INPUT...", help="Text files, or JSONL files (.jsonl, .ndjson, .json).", parser=given.path),
     ],
     output: Annotated[
-        Path, typer.Option(metavar="PREFIX", help="Where to: PREFIX.bin, PREFIX.idx, PREFIX.tokenizer.json.", parser=given.path)
+        Path,
+        typer.Option(
+            metavar="PREFIX", help="Where to: PREFIX.bin, PREFIX.idx, PREFIX.tokenizer.json, PREFIX.json.", parser=given.path
+        ),
     ],
     vocab_size: Annotated[int, typer.Option(help="Size of the byte-level BPE that is trained, at least 257.")] = 4096,
     vocab_file: Annotated[Path | None, typer.Option(help="GPT-2 vocab.json, instead of training.", parser=given.path)] = None,

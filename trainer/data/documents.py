@@ -49,8 +49,8 @@ class Files:
     def __init__(self, paths: Sequence[Path], json_key: str = "text") -> None:
         if not paths:
             raise DataError("no file is named, so there is no text")
-        self._paths, self._key = [Path(path) for path in paths], json_key
-        for path in self._paths:
+        self.paths, self._key = [Path(path) for path in paths], json_key
+        for path in self.paths:
             if not path.exists():
                 raise DataError(f"there is no file {path}")
             if not path.is_file():
@@ -58,25 +58,25 @@ class Files:
 
     @cached_property
     def size_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self._paths)
+        return sum(path.stat().st_size for path in self.paths)
 
     def identity(self) -> Any:
         """JSON that changes when what is in the files does, as far as their sizes and samples of them say."""
         try:
-            found = sampled(self._paths)
+            found = sampled(self.paths)
         except OSError as error:
             raise StorageError(f"{error.filename} cannot be read: {error.strerror}") from error
         return {"files": [list(each) for each in found], "json_key": self._key}
 
     def identities(self) -> list[Any]:
         """The same, and as earlier versions had it: by sizes and times."""
-        stats = [(str(path.resolve()), path.stat()) for path in self._paths]
+        stats = [(str(path.resolve()), path.stat()) for path in self.paths]
         times = {"files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats], "json_key": self._key}
         return [self.identity(), times]
 
     def pieces(self) -> Iterator[Piece]:
         """All text, in order."""
-        for path in self._paths:
+        for path in self.paths:
             try:
                 yield from self._jsonl(path) if path.suffix.lower() in JSON_SUFFIXES else self._text(path)
             except OSError as error:
@@ -109,6 +109,8 @@ class Files:
 
 class Corpus:
     """The prose that Python carries."""
+
+    paths: Sequence[Path] = ()
 
     @cached_property
     def _documents(self) -> list[bytes]:

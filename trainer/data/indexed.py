@@ -91,7 +91,7 @@ class IndexedWriter:
             self._pending = 0
 
     def commit(self, sidecars: Mapping[Path, bytes] | None = None) -> None:
-        """Make everything durable and put it in place: the .bin, the sidecars, and last the .idx. An open document ends."""
+        """Make everything durable and put it in place: the sidecars, the .bin, and last the .idx. An open document ends."""
         self.add((), end=True)
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -103,7 +103,7 @@ class IndexedWriter:
         for path, content in (sidecars or {}).items():
             self._sidecars.append(path)
             write_beside(path, content)
-        publish([bin_path(self._prefix), *self._sidecars, idx_path(self._prefix)])
+        publish([*self._sidecars, bin_path(self._prefix), idx_path(self._prefix)])
 
     def _index(self) -> Iterator[bytes]:
         lengths = np.asarray(self._lengths)

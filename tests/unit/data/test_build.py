@@ -190,6 +190,37 @@ def test_what_was_not_built_here_is_not_written_over_unless_forced(tmp_path: Pat
     assert not build(Files([words]), tmp_path / "d", SMALL, workers=1, force=True).reused
 
 
+@pytest.mark.parametrize("name", ["d.idx", "d.bin", "d.tokenizer.json", "d.json"])
+def test_a_file_that_no_build_has_left_is_not_written_over_unless_forced(tmp_path: Path, words: Path, name: str) -> None:
+    put(tmp_path / name, "[1, 2]")
+    put(tmp_path / "d.json", '{"text": "somebody\'s own"}')
+    before = contents(tmp_path)
+    with pytest.raises(DataError, match=rf"{name} is there and was not built here"):
+        build(Files([words]), tmp_path / "d", SMALL, workers=1)
+    assert contents(tmp_path) == before
+    assert not build(Files([words]), tmp_path / "d", SMALL, workers=1, force=True).reused
+
+
+@pytest.mark.parametrize("name", ["d.json", "d.bin", "d.tokenizer.json", "d.idx.tmp"])
+def test_an_input_is_never_written_over(tmp_path: Path, name: str) -> None:
+    put(tmp_path / name, json.dumps({"text": PROSE}))
+    (tmp_path / "link.jsonl").symlink_to(name)
+    before = contents(tmp_path)
+    for given in (tmp_path / name, tmp_path / "link.jsonl"):
+        with pytest.raises(DataError, match=rf"{name} is an input, and would be written over; choose another place"):
+            build(Files([given]), tmp_path / "d", SMALL, workers=1, force=True)
+        assert contents(tmp_path) == before
+
+
+def test_a_tokenizer_that_is_read_is_never_written_over(tmp_path: Path, words: Path) -> None:
+    vocab = put(tmp_path / "d.json", json.dumps(json.loads(tokenizer.train([PROSE], 300).to_str())["model"]["vocab"]))
+    given = Vocabulary(vocab_file=vocab, merges_file=put(tmp_path / "merges.txt", ""))
+    before = contents(tmp_path)
+    with pytest.raises(DataError, match=r"d\.json is an input"):
+        build(Files([words]), tmp_path / "d", given, workers=1, force=True)
+    assert contents(tmp_path) == before
+
+
 # -- again -------------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +269,6 @@ def test_a_damaged_dataset_is_built_again(tmp_path: Path, built: tuple[Path, Pat
         path.unlink()
     else:
         path.write_bytes(good[name][:-3] if damage == "cut" else good[name].replace(b"e", b"a").replace(b"\1", b"\2"))
-    force = (name, damage) == ("d.json", "missing")  # nothing says any more that it was built here
+    force = name == "d.json" and damage != "cut"  # nothing says any more that it was built here
     assert not build(Files([words]), directory / "d", SMALL, workers=1, force=force).reused
     assert contents(directory) == good

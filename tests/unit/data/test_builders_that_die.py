@@ -64,6 +64,23 @@ def test_a_builder_killed_at_any_call_that_matters_leaves_nothing_that_is_taken_
     assert seen == {"old", "none", "clean"}
 
 
+def build_and_die_publishing(words: Path, prefix: Path, left: int) -> None:
+    """In a process of its own, killed when so many files are in place."""
+    Path.replace = crashing_at(left)(Path.replace)  # type: ignore[method-assign]
+    build(Files([words]), prefix, SMALL, workers=1)
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_what_a_builder_killed_in_an_empty_place_has_left_is_built_again(tmp_path: Path, left: int) -> None:
+    words = put(tmp_path / "words.txt", PROSE * 20)
+    builder = forked(build_and_die_publishing, words, tmp_path / "out" / "d", left, daemon=False)
+    builder.join()
+    assert builder.exitcode == -signal.SIGKILL
+    assert len([name for name in contents(tmp_path / "out") if name in ("d.bin", "d.json", "d.tokenizer.json")]) == left
+    assert not build(Files([words]), tmp_path / "out" / "d", SMALL, workers=1).reused
+    assert sorted(contents(tmp_path / "out")) == ["d.bin", "d.idx", "d.json", "d.tokenizer.json"]
+
+
 def test_no_worker_outlives_a_builder_that_is_killed(tmp_path: Path) -> None:
     code = """
 import sys

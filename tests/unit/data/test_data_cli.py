@@ -80,6 +80,15 @@ def test_bad_input_is_one_message_and_exit_78(tmp_path: Path, words: Path, bad: 
     assert not list((tmp_path / "out").glob("*"))
 
 
+def test_an_input_that_the_dataset_would_take_the_place_of_is_one_message_and_exit_78(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.json"
+    corpus.write_text('{"text": "x"}\n')
+    done = run(corpus, "--output", tmp_path / "corpus", "--force")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr == f"resilient: {corpus} is an input, and would be written over; choose another place\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.json"] and corpus.read_text() == '{"text": "x"}\n'
+
+
 def test_a_place_that_cannot_be_written_is_one_message_and_exit_69(words: Path) -> None:
     done = run(words, "--output", words / "d")
     assert done.returncode == 69
