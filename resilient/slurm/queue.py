@@ -4,7 +4,6 @@ Owns the text of the commands and of their answers. Every call has a time limit 
 who calls decides whether to try again.
 """
 
-import asyncio
 import contextlib
 import os
 import re
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from resilient.slurm.answer import answer
 from resilient.slurm.hosts import expand
 from resilient.slurm.options import in_script, overriding
 
@@ -178,35 +178,21 @@ def environment(environ: Mapping[str, str], without: Collection[str] = ()) -> di
 
 async def _call(command: Sequence[str], timeout_s: float = ASK_S, *, without: Collection[str] = ()) -> str:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(os.environ, without),
-            start_new_session=True,  # Ctrl-C is for this process alone
-        )
+        said = await answer(command, environment(os.environ, without), timeout_s)
+    except TimeoutError:
+        raise SlurmSilent(f"{command[0]} has not answered for {timeout_s:g} s") from None
     except FileNotFoundError:
         raise NoSlurm(f"Slurm is not to be had on this machine: there is no {command[0]} on its PATH") from None
     except OSError as error:
         raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
-    try:
-        output, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
-    except TimeoutError:
-        raise SlurmSilent(f"{command[0]} has not answered for {timeout_s:g} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode:
-        lines = [line.strip() for line in complaint.decode(errors="replace").splitlines() if line.strip()]
-        said = "; ".join(lines) or f"exit code {process.returncode}"
-        refused = not any(words in said for words in BUSY)
+    if said.code:
+        lines = [line.strip() for line in said.complaint.splitlines() if line.strip()]
+        why = "; ".join(lines) or f"exit code {said.code}"
+        refused = not any(words in why for words in BUSY)
         if refused and lines and UNCONFIGURED in lines[-1]:  # and not because the controller, which has it, is silent
             raise NoSlurm(f"Slurm on this machine is of no cluster: {lines[-1]}")
-        raise (SlurmRefused if refused else SlurmSilent)(said if said.startswith(command[0]) else f"{command[0]}: {said}")
-    return output.decode(errors="replace")
+        raise (SlurmRefused if refused else SlurmSilent)(why if why.startswith(command[0]) else f"{command[0]}: {why}")
+    return said.output
 
 
 async def job(job_id: str, *, timeout_s: float = ASK_S) -> QueuedJob | None:
