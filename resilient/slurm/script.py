@@ -42,11 +42,14 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
         directory: that relative paths start from.
 
     Raises:
-        ConfigError: it does not say how many nodes to ask for, or `slurm.extra` asks for what breaks a chain.
+        ConfigError: it does not say how many nodes to ask for, or wants none but this machine, or `slurm.extra` asks for what
+            breaks a chain.
     """
     if config.cluster.nodes == "auto":
         message = "a job is to be asked for, and must know of how many nodes; allowed: a number"
         raise ConfigError([Problem("cluster.nodes", "auto", message)])
+    if config.cluster.launcher == "local":
+        raise ConfigError([Problem("cluster.launcher", "local", "a job's agents run on its nodes; allowed: auto, slurm")])
     slurm = config.slurm
     if why := _breaks_a_chain(slurm.extra):
         raise ConfigError([Problem("slurm.extra", slurm.extra, why)])

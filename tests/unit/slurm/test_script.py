@@ -99,6 +99,12 @@ def test_a_job_is_not_asked_for_without_a_number_of_nodes():
         script(whatever, Path("/run"), arguments=[], python="p", directory=Path("/"))
 
 
+def test_a_job_is_not_asked_for_to_run_on_its_first_node_alone():
+    alone = Config.model_validate({"cluster": {"launcher": "local", "nodes": 2}})
+    with pytest.raises(ConfigError, match=r"cluster.launcher = local: a job's agents run on its nodes; allowed: auto, slurm"):
+        script(alone, Path("/run"), arguments=[], python="p", directory=Path("/"))
+
+
 @pytest.mark.parametrize(
     ("extra", "why"),
     [
