@@ -1,5 +1,6 @@
 """What the schema allows at a key, in words: its type annotations, walked and told. Pure."""
 
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -90,6 +91,19 @@ def keys_called(name: str, section: type[BaseModel] = Config) -> list[Key]:
     return found
 
 
+def meant(annotation: Any, text: str) -> str | None:
+    """How a text is to be written to be the number or boolean that it looks like, where none but these are allowed."""
+    kinds = {option for option in _options(annotation) if isinstance(option, type)}
+    if bool in kinds and text in ("true", "false"):
+        return text
+    if int not in kinds or kinds & {float, str, Path} or _NUMBER.fullmatch(text) is None:
+        return None
+    number = float(text)
+    return str(int(number)) if number.is_integer() and number < _EXACT else None
+
+
+_NUMBER = re.compile(r"[0-9]{1,16}(\.[0-9]{0,16})?([eE]\+?[0-9]{1,2})?")  # also as YAML takes for text: 1e3
+_EXACT = 1 << 53  # below it a float tells one whole number from the next
 _NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 

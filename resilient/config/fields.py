@@ -19,6 +19,11 @@ def not_empty(value: object) -> object:
     return value
 
 
+def off(value: object) -> object:
+    """YAML's `off` is the boolean false; where it is a word among others, that is meant."""
+    return "off" if value is False else value
+
+
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Length = Annotated[int, Field(ge=1, le=1 << 53, strict=True)]  # of a run: no reader of its files takes a larger number

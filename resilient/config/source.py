@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from resilient.config import checks, document, paths, profile, warmup
-from resilient.config.annotations import Key, allowed, keys_called, keys_of, section_of, walk
+from resilient.config.annotations import Key, allowed, keys_called, keys_of, meant, section_of, walk
 from resilient.config.document import AmbiguousNumber, NotADocument
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
 from resilient.config.schema import Config
@@ -344,6 +344,8 @@ def in_words(source: Source, found: Mapping[str, Any], root: type[BaseModel] = C
     if found["type"] == "string_unicode" and isinstance(value, str):
         return source.problem(key, None, paths.not_to_be_written(value) or "is no text")
     quote = "; put it in quotes" if found["type"] in ("string_type", "path_type") and isinstance(value, _READ_AS) else ""
+    if isinstance(value, str) and (plain := meant(annotation, value)) is not None:
+        return source.problem(key, repr(value), f"allowed: {allowed(annotation, field)}; this is text: write {plain}")
     return source.problem(key, value, f"allowed: {allowed(annotation, field)}{quote}")
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from resilient.config.fields import Auto, Count, Flag, NonNegative, Positive, Seconds, Section, no_bool
+from resilient.config.fields import Auto, Count, Flag, NonNegative, Positive, Seconds, Section, no_bool, off
 
 
 class Tier(Section):
@@ -90,7 +90,7 @@ class Resilience(Section):
         description="processes that stand by to be ranks have a context, cuBLAS, attention kernels and compiled layers ready "
         "on their GPUs; auto: where the memory of a GPU has room for that beside its rank",
     )
-    straggler: Literal["off", "report", "replace"] = Field(
+    straggler: Annotated[Literal["off", "report", "replace"], BeforeValidator(off)] = Field(
         "report", description="a rank that is persistently slower than others with the same work; replace: its node, once"
     )
     straggler_factor: Annotated[float, Field(gt=1), BeforeValidator(no_bool)] = Field(

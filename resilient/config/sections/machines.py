@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from resilient.config.fields import Auto, Count, Flag, NonNegative, Positive, Rate, Seconds, Section
+from resilient.config.fields import Auto, Count, Flag, NonNegative, Positive, Rate, Seconds, Section, off
 
 
 def _number_as_text(value: object) -> object:
@@ -68,7 +68,7 @@ class Cluster(Section):
     threads_per_proc: Count | Auto = Field(
         "auto", description="CPU threads of a rank; auto: cores / procs_per_node, of a script one, as torchrun has it"
     )
-    tls: Literal["off", "psk"] = Field(
+    tls: Annotated[Literal["off", "psk"], BeforeValidator(off)] = Field(
         "off", description="psk: agents, driver and snapshot daemons talk over TLS with a pre-shared key; needs Python 3.13"
     )
 

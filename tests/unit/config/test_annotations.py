@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from resilient.config import Config
-from resilient.config.annotations import allowed, section_of, walk
+from resilient.config.annotations import allowed, meant, section_of, walk
 
 
 class Pair(BaseModel):
@@ -32,6 +32,27 @@ class Pair(BaseModel):
 )
 def test_what_is_allowed_is_told_in_words(annotation: Any, words: str):
     assert allowed(annotation) == words
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "written"),
+    [
+        (int, "200", "200"),
+        (int | None, "1e3", "1000"),
+        (Annotated[int, Field(ge=1)] | Literal["auto"], "2.0", "2"),
+        (int, "2.5", None),
+        (int, "many", None),
+        (int, "1e99", None),
+        (float, "1e3", None),  # such a text is taken for a number
+        (int | str, "1", None),
+        (bool, "true", "true"),
+        (bool | float, "false", "false"),
+        (bool, "yes please", None),
+        (str, "true", None),
+    ],
+)
+def test_a_text_that_looks_like_what_is_allowed_is_told_as_it_is_to_be_written(annotation: Any, text: str, written: str | None):
+    assert meant(annotation, text) == written
 
 
 def test_a_finding_in_a_branch_of_a_union_is_of_the_key_that_was_written():

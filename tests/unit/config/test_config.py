@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from resilient.config import Config, ConfigError, attribute, dump, layout, load
 from resilient.config.errors import Problem
@@ -55,6 +57,49 @@ def test_an_override_reaches_into_a_list(tmp_path: Path):
 
 def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path):
     assert load(write(tmp_path, "optimizer: {lr: 1e-3, min_lr: 1e-5}\n")).optimizer.lr == 0.001
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "says"),
+    [
+        ('train: {steps: "200"}', "train.steps='200'", "train.steps = '200': allowed: a whole number, at least 1 and at most "),
+        ("seed: 1e3", "seed=1e3", "seed = '1e3': allowed: a whole number, at least 0 and below "),
+        ('cluster: {nodes: "2"}', "cluster.nodes='2'", "cluster.nodes = '2': allowed: a whole number, at least 1 or auto; this is"),
+        (
+            'logging: {tensorboard: "true"}',
+            "logging.tensorboard='true'",
+            "tensorboard = 'true': allowed: true or false; this is",
+        ),
+    ],
+)
+def test_text_that_looks_like_a_number_or_a_boolean_is_told_from_one(tmp_path: Path, text: str, override: str, says: str):
+    for written, overrides in ((text, []), ("", [override])):
+        with pytest.raises(ConfigError, match=re.escape(says)) as raised:
+            load(write(tmp_path, written), overrides)
+        assert "; this is text: write " in str(raised.value) and len(raised.value.problems) == 1
+
+
+def _words(section: type[BaseModel], key: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Each key of a section and below it, with each of the words that are allowed there."""
+    for name, field in section.model_fields.items():
+        options = [field.annotation, *typing.get_args(field.annotation)]
+        for option in options:
+            if typing.get_origin(option) is typing.Literal:
+                yield from ((".".join((*key, name)), word) for word in typing.get_args(option) if isinstance(word, str))
+            elif isinstance(option, type) and issubclass(option, BaseModel):
+                yield from _words(option, (*key, name))
+
+
+def test_a_word_that_yaml_reads_as_a_boolean_needs_no_quotes(tmp_path: Path):
+    found = [(key, word) for key, word in _words(Config) if isinstance(yaml.safe_load(word), bool)]
+    assert found == [("cluster.tls", "off"), ("resilience.straggler", "off")]
+    for key, word in found:
+        section, name = key.split(".")
+        loaded = load(write(tmp_path, f"{section}:\n  {name}: {word}\n"))
+        assert getattr(getattr(loaded, section), name) == word
+        assert getattr(getattr(load(write(tmp_path, ""), [f"{key}={word}"]), section), name) == word
+    with pytest.raises(ConfigError, match=r"cluster\.tls = true: allowed: off, psk"):
+        load(write(tmp_path, "cluster: {tls: on}\n"))
 
 
 def test_variables_in_paths_are_replaced(tmp_path: Path):
