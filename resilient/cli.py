@@ -116,20 +116,19 @@ def submit(
     accept: Accept = None,
 ) -> None:
     """Run a campaign as a chain of jobs of Slurm: one runs, the next one waits, until the target is reached."""
-    from resilient.access import must_be_ours, restrict
+    from resilient.access import restrict
     from resilient.campaign import already_reached, doubt_of_durable
     from resilient.config import ConfigError, attribute, load
     from resilient.decided import decided
     from resilient.identity.resume import Known
-    from resilient.run_dir_config import must_not_be_foreign
+    from resilient.preflight import must_be_startable
     from resilient.slurm.succession import submit as begin
 
     given = overrides or []
     loaded = load(config, given)
-    must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
+    must_be_startable(config, given, loaded, sinks=not loaded.slurm.other_packages)
     restrict(loaded.run_dir_mode)
     try:  # as the first job will: better now than after a night in the queue
-        must_not_be_foreign(loaded.run_dir)
         known = Known.of(loaded, config, given)
         loaded, _ = known.keep(loaded)
         resumption = known.resume(decided(loaded)[0], None, accept or ())

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -12,9 +11,9 @@ from rich.console import Console
 
 from checkpoint import descriptors
 from resilient import throughput
-from resilient.access import must_be_ours, restrict
+from resilient.access import restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
-from resilient.config import ConfigError, Problem, attribute, load, notes, with_shards
+from resilient.config import ConfigError, attribute, load, notes, with_shards
 from resilient.decided import decided
 from resilient.driver.campaign import chain_of_job, end_chain, end_chain_at_target, run_campaign
 from resilient.driver.display import Display
@@ -22,15 +21,12 @@ from resilient.driver.driver_log import DriverLog
 from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, sequel, waiting_behind
 from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
-from resilient.entry import must_hide_nothing, parse
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.health import machine
-from resilient.identity import record
 from resilient.identity.resume import Known, versions_here
 from resilient.main import complain
-from resilient.run_dir_config import must_not_be_foreign
+from resilient.preflight import must_be_startable
 from resilient.run_words import Told
-from resilient.sinks.packages import missing
 from resilient.slurm.requeued import ask_for, requeue_of
 from resilient.slurm.script import CHAIN_VARIABLE
 from resilient.slurm.succession import Succession
@@ -57,14 +53,8 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
 def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     config, given = told.config, list(told.settings)
     loaded = load(config, given)
-    must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
-    try:
-        must_hide_nothing(parse(loaded.entrypoint).directory)
-        must_not_be_foreign(loaded.run_dir)
-    except ConfigError as error:
-        raise attribute(error, config, given) from None
+    must_be_startable(config, given, loaded)
     restrict(loaded.run_dir_mode)
-    _must_not_be_moved(config, loaded.run_dir, given)
     allocation = allocation_of(loaded)
     if allocation is not None and allocation.task > 0:
         return Exit.OK  # one of many that srun has started; the first one starts an agent on each node
@@ -75,8 +65,6 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     loaded, decisions = decided(fitted(loaded, allocation))
     layout = machine_layout(loaded, allocation)
     loaded = with_shards(loaded, layout)
-    if problems := missing(loaded):
-        raise attribute(ConfigError(problems), config, given)
     if allocation is None:
         shares_of_gpus(loaded, layout)  # too few are refused before anything starts
         _must_be_allowed(layout.world_size, checked=loaded.resilience.health_check is not False)
@@ -154,18 +142,6 @@ def _must_be_allowed(ranks: int, *, checked: bool) -> None:
     too_few = [machine.too_few_files(limits, ranks) if checked else None, machine.too_few_processes(limits, ranks)]
     if found := [each for each in too_few if each is not None]:
         raise EnvironmentUnusable(f"{socket.gethostname()}: {'; '.join(found)}")
-
-
-def _must_not_be_moved(config: Path, run_dir: Path, given: Sequence[str]) -> None:
-    """A run directory's own config names it: elsewhere it would begin the campaign anew, in the old place. Raises ConfigError."""
-    here = config.absolute().parent
-    named = any(each.startswith("run_dir=") for each in given)
-    if named or not (here / record.FILE).exists() or (run_dir.exists() and here.samefile(run_dir)):
-        return
-    why = (
-        f"this config is of a run directory that was moved or copied to {here}: move it back, or name run_dir and all tiers' paths"
-    )
-    raise ConfigError([Problem("run_dir", run_dir, why)])
 
 
 def _log_to_stderr(level: str) -> None:

@@ -189,6 +189,12 @@ class Slurm(Section):
     container: Container | None = Field(None, description="in which agents and ranks run; null: in none")
 
     @property
+    def other_packages(self) -> bool:
+        """Whether the driver of a job may find other packages than who submits it."""
+        inside = self.container is not None and self.container.driver
+        return inside or self.python is not None or bool(self.modules or self.setup)
+
+    @property
     def minutes(self) -> int | None:
         """What a job may take, settled; None: the partition's default."""
         return self.limits_min.get(self.partition or "") if self.time_min is None else self.time_min

@@ -1,6 +1,7 @@
 """A chain's first job on Slurm's commands: submitted once, or refused with nothing left behind."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,52 @@ def test_a_dry_run_prints_the_script_and_touches_nothing(path: Path, slurm, tmp_
     assert told.rstrip().endswith(f"-m resilient run {path} train.steps=7")
     assert not slurm.jobs()
     assert not (tmp_path / "run").exists()
+
+
+def moved(tmp_path: Path, path: Path) -> Path:
+    there = tmp_path / "moved"
+    there.mkdir()
+    (there / "identity.json").write_text("{}")
+    return path.rename(there / "config.yaml")
+
+
+def with_a_module_that_hides_the_runtime(tmp_path: Path, path: Path) -> Path:
+    (tmp_path / "resilient.py").touch()
+    (tmp_path / "train.py").touch()
+    path.write_text(f"{path.read_text()}entrypoint: {tmp_path}/train.py\n")
+    return path
+
+
+def with_a_sink_of_no_package(tmp_path: Path, path: Path) -> Path:
+    path.write_text(f"{path.read_text()}logging: {{sinks: {{others: {{nobodys: {{}}}}}}}}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (moved, ": this config is of a run directory that was moved or copied to {tmp_path}/moved: move it back"),
+        (with_a_module_that_hides_the_runtime, "entrypoint: {tmp_path}/resilient.py has the name of the runtime"),
+        (with_a_sink_of_no_package, "logging.sinks.others.nobodys: no installed package has an entry point"),
+    ],
+    ids=["moved", "hidden", "sink"],
+)
+@pytest.mark.parametrize("words", [("run",), ("submit",), ("submit", "--dry-run")], ids=" ".join)
+def test_what_a_job_would_refuse_at_once_is_not_submitted(
+    path: Path, slurm, tmp_path: Path, words: tuple[str, ...], broken: Callable[[Path, Path], Path], says: str
+):
+    file = broken(tmp_path, path)
+    there = sorted(tmp_path.rglob("*"))
+    process = command(*words, str(file))
+    told, _ = process.communicate()
+    assert process.returncode == Exit.CONFIG, told
+    assert told.startswith(f"{file}:") and says.format(tmp_path=tmp_path) in told
+    assert (slurm.jobs(), sorted(tmp_path.rglob("*"))) == ([], there)
+
+
+def test_a_sink_whose_package_only_the_jobs_have_is_submitted(path: Path, slurm, tmp_path: Path):
+    submit = command("submit", str(with_a_sink_of_no_package(tmp_path, path)), "slurm.modules=[wandb]")
+    assert (submit.communicate()[0].count("is submitted as job 100"), submit.returncode) == (1, 0)
 
 
 def test_a_durable_tier_that_cannot_be_written_here_is_told_and_the_job_is_submitted_all_the_same(
