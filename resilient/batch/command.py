@@ -1,6 +1,9 @@
 """`resilient doctor JOB.sh`: reads a batch script, and names its traps."""
 
+import errno
 import json
+import os
+import stat
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,24 +22,51 @@ SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 BASH_S = 10.0
 
 
-def is_script(path: Path) -> bool:
-    """Whether a file is a script rather than a config: by its name, or by its first two characters."""
-    if path.suffix in SUFFIXES:
-        return True
-    try:
-        with path.open("rb") as file:
-            return file.read(2) == b"#!"
-    except OSError:
-        return False
+def script_in(path: Path) -> bytes | None:
+    """What is in a batch script; None where the file is none, by its name and its first two characters, but may be a config.
 
-
-def examine(path: Path) -> list[Finding]:
-    """The traps of a script, by line. Raises EnvironmentUnusable if it cannot be read."""
+    It is read once, a pipe to its end. Raises EnvironmentUnusable where what has the name of a script cannot be read.
+    """
+    named = path.suffix in SUFFIXES
     try:
-        with path.open("rb") as file:
-            data = file.read(SIZE_BYTES + 1)
+        data = _read(path)
     except OSError as error:
+        if not named:
+            return None
         raise EnvironmentUnusable(f"{path} cannot be read: {error.strerror}") from None
+    return data if named or data.startswith(b"#!") else None
+
+
+def _read(path: Path) -> bytes:
+    """A file, but no more than is too much for a script. Raises OSError, also for a device, and a pipe that nobody writes to."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISREG(mode):
+            return file.read(SIZE_BYTES + 1)
+        if not stat.S_ISFIFO(mode):
+            raise OSError(errno.EINVAL, "it is neither a file nor a pipe")
+        begun = _begun(file.fileno())
+        os.set_blocking(file.fileno(), True)
+        return begun + file.read(SIZE_BYTES + 1 - len(begun))
+
+
+def _begun(fd: int) -> bytes:
+    """What is in a pipe by now, which is nothing where somebody has not written yet."""
+    try:
+        data = os.read(fd, SIZE_BYTES)
+    except BlockingIOError:
+        return b""
+    if not data:
+        raise OSError(errno.EPIPE, "it is a pipe that nobody writes to")
+    return data
+
+
+def examine(path: Path, data: bytes) -> list[Finding]:
+    """The traps of a script, by line. Raises EnvironmentUnusable if it is none.
+
+    Args:
+        data: what `script_in` has read.
+    """
     if len(data) > SIZE_BYTES:
         raise EnvironmentUnusable(f"{path} is no batch script: it has more than {SIZE_BYTES >> 20} MiB")
     text = data.decode(errors="replace")

@@ -29,8 +29,8 @@ def doctor(
     if config is not None:
         from resilient.batch import command
 
-        if command.is_script(config):
-            findings = command.examine(config)
+        if (data := command.script_in(config)) is not None:
+            findings = command.examine(config, data)
             command.show(config, findings, as_json=as_json)
             return Exit.CONFIG if findings else Exit.OK, False
 

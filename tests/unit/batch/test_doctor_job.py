@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.batch.command import SIZE_BYTES, examine, is_script
+from resilient.batch.command import SIZE_BYTES, examine, script_in
 from resilient.batch.job import duration_s, read
 from resilient.batch.shell import DEEPEST, parse
 from resilient.batch.traps import TRAPS, Finding, traps
@@ -97,7 +97,7 @@ def named(text: str) -> set[tuple[str, int]]:
 def examined(tmp_path: Path, text: str) -> list[Finding]:
     path = tmp_path / "job.sh"
     path.write_text(text)
-    return examine(path)
+    return examine(path, path.read_bytes())
 
 
 def test_every_trap_of_a_script_in_circulation_is_named_with_its_line(tmp_path: Path):
@@ -161,7 +161,7 @@ CASES = {
 def test_a_trap_is_named_alone(tmp_path: Path, name: str):
     text, expected = CASES[name]
     (tmp_path / "job.sh").write_bytes(text.encode())
-    assert [(each.trap, each.line) for each in examine(tmp_path / "job.sh")] == [expected]
+    assert [(each.trap, each.line) for each in examine(tmp_path / "job.sh", (tmp_path / "job.sh").read_bytes())] == [expected]
 
 
 def test_every_trap_has_a_case():
@@ -219,10 +219,39 @@ def test_the_command_names_them_and_says_so_by_its_exit_code(tmp_path: Path):
 
 def test_what_is_no_script_is_none(tmp_path: Path):
     (tmp_path / "c.yaml").write_text("name: x\n")
-    assert not is_script(tmp_path / "c.yaml") and not is_script(tmp_path / "missing.yaml") and is_script(tmp_path / "missing.sh")
+    assert script_in(tmp_path / "c.yaml") is None and script_in(tmp_path / "missing.yaml") is None and script_in(tmp_path) is None
+    with pytest.raises(EnvironmentUnusable, match=r"missing\.sh cannot be read: No such file"):
+        script_in(tmp_path / "missing.sh")
     (tmp_path / "huge.sh").write_bytes(b"#" * (SIZE_BYTES + 1))
     with pytest.raises(EnvironmentUnusable, match="is no batch script"):
-        examine(tmp_path / "huge.sh")
+        examine(tmp_path / "huge.sh", script_in(tmp_path / "huge.sh") or b"")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["$DOCTOR /dev/stdin < bad", "cat bad | $DOCTOR /dev/stdin", "$DOCTOR <(cat bad)"],
+    ids=["redirected", "piped", "substituted"],
+)
+def test_a_script_that_comes_by_a_pipe_is_read_once_and_whole(tmp_path: Path, line: str):
+    (tmp_path / "bad").write_text(TRAPPED + "#" * (1 << 17))  # more than a pipe holds
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "DOCTOR": f"{sys.executable} -m resilient doctor --json"}
+    done = subprocess.run(["bash", "-c", line], env=environ, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, len(json.loads(done.stdout)["findings"])) == (78, len(NAMED)), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("job.sh", 69, "resilient: {path} cannot be read: it is a pipe that nobody writes to\n"),
+        ("job", 78, "{path}: is a named pipe; allowed: a regular file with YAML\n"),
+    ],
+)
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path, name: str, code: int, says: str):
+    os.mkfifo(path := tmp_path / name)
+    command = [sys.executable, "-m", "resilient", "doctor", str(path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", says.format(path=path))
 
 
 NESTED = {  # what is before it, opened and closed; how many of DEEPEST that is
