@@ -23,16 +23,29 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell tells it, and the parser of the 
 def main() -> None:
     """Entry point of the console script."""
     with _ended_by_interrupt():
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the caller has blocked would never arrive, not even a stop
+        _make_ready()
         from resilient.cli import app
-        from resilient.driver.terminal import keep_descriptors
 
-        keep_descriptors()
-        for stream in (sys.stdout, sys.stderr):  # what a locale cannot show is no reason to end
-            if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
         _add_groups(app, sys.argv[1:])
     sys.exit(guarded(app))
+
+
+def command_line(app: Callable[[], Any]) -> NoReturn:
+    """What is behind the console script of another package: it ends and complains as this one."""
+    with _ended_by_interrupt():
+        _make_ready()
+    sys.exit(guarded(app))
+
+
+def _make_ready() -> None:
+    """Make this process one that gets its signals, has its three streams, and writes whatever it is to say."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the caller has blocked would never arrive, not even a stop
+    from resilient.driver.terminal import keep_descriptors
+
+    keep_descriptors()
+    for stream in (sys.stdout, sys.stderr):  # what a locale cannot show is no reason to end
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

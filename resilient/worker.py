@@ -35,6 +35,7 @@ from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat.layout import PHASES, TOLD
 from resilient.heartbeat.worker_side import WorkerRegion
 from resilient.identity import record
+from resilient.main import command_line
 from resilient.script.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE, Progress, observe
 from resilient.steptime.work import RankWork, Work
 
@@ -52,6 +53,7 @@ __all__ = [
     "Work",
     "accepted_keys",
     "beat",
+    "command_line",
     "computed",
     "dealing",
     "decided_here",

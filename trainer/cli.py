@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from trainer.model import GPT
 
 app = typer.Typer(
-    no_args_is_help=True, help="Use what was trained: evaluate it, write text, export to Hugging Face.", add_completion=False
+    no_args_is_help=True,
+    help="Use what was trained: evaluate it, write text, export to Hugging Face.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Where = Annotated[Path, typer.Argument(help="a checkpoint (step-...), or a run directory: its newest one", parser=given.path)]
@@ -160,5 +164,7 @@ def _refuse(message: str, code: int = 78) -> NoReturn:
 
 
 def main() -> None:
-    """The console command."""
-    app()
+    """The console command, which ends and complains as `resilient trainer`."""
+    from resilient.worker import command_line
+
+    command_line(app)
