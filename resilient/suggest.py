@@ -40,7 +40,7 @@ def suggest(config: Config, results_file: Path | None, stated: Sequence[str]) ->
     if not asked(config, machine_layout(config)):
         raise NoRates(f"the module of {config.entrypoint} has no function rank_work, so that its layouts cannot be told apart")
     found = ordered(config, machine_layout, asked, crowding, rates)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     Console(highlight=False, width=max(console.width, WIDTH)).print(_table(found))
     sources = [f"fitted to {len(samples)} rows of {results_file}"] * bool(samples) + ["stated"] * bool(stated)
     console.print(f"rates, {' and '.join(sources)}: {described(rates)}", soft_wrap=True)

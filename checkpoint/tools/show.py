@@ -146,4 +146,4 @@ def _table(titles: Sequence[str], left: Sequence[str]) -> "Table":
 def _print(table: "Table") -> None:
     from rich.console import Console
 
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDE).print(table)
+    Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDE).print(table)

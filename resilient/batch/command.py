@@ -1,7 +1,6 @@
 """`resilient doctor JOB.sh`: reads a batch script, and names its traps."""
 
 import errno
-import json
 import os
 import stat
 import subprocess
@@ -16,6 +15,7 @@ from resilient.batch.job import read
 from resilient.batch.shell import NestedTooDeep
 from resilient.batch.traps import Finding, traps
 from resilient.exits import EnvironmentUnusable
+from resilient.json_output import print_json
 
 SIZE_BYTES = 1 << 20
 SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
@@ -107,11 +107,10 @@ def _syntax(text: str) -> list[Finding]:
 
 def show(path: Path, findings: Sequence[Finding], *, as_json: bool) -> None:
     """Print them."""
-    console = Console(highlight=False)
     if as_json:
-        text = json.dumps({"ok": not findings, "findings": [asdict(finding) for finding in findings]}, indent=1)
-        console.print(text, soft_wrap=True, markup=False)
+        print_json({"ok": not findings, "findings": [asdict(finding) for finding in findings]})
         return
+    console = Console(highlight=False, markup=False, emoji=False)
     for finding in findings:
         console.print(
             Text.assemble((f"{path}:{finding.line}: ", "bold"), (finding.trap, "bold red"), f": {finding.found}"), soft_wrap=True
@@ -119,6 +118,4 @@ def show(path: Path, findings: Sequence[Finding], *, as_json: bool) -> None:
         console.print(Text(f"    why:   {finding.why}"), soft_wrap=True)
         console.print(Text(f"    write: {finding.write}"), soft_wrap=True)
     count = len(findings)
-    console.print(
-        f"{count} trap{'s' * (count != 1)} in {path}" if count else f"no trap is known in {path}", soft_wrap=True, markup=False
-    )
+    console.print(f"{count} trap{'s' * (count != 1)} in {path}" if count else f"no trap is known in {path}", soft_wrap=True)

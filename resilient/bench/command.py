@@ -36,8 +36,8 @@ def bench(file: Path, *, directory: Path | None, again: bool, best: Path | None)
     grid, cells = read(file)
     directory = directory or RESULTS / grid.name
     directory.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False)
-    say = partial(console.print, soft_wrap=True, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
+    say = partial(console.print, soft_wrap=True)
     with _alone(directory), interruptible("the same command goes on with the cell that was running"):
         for cell in cells:
             known = results.read(directory, cells)

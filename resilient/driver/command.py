@@ -73,7 +73,7 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         resumption = known.resume(loaded, None if shrunk else layout, told.accept, versions_here(loaded, allocation is not None))
     except ConfigError as error:
         raise attribute(error, config, given) from None
-    console = Console(highlight=False, markup=False)  # a path may have brackets
+    console = Console(highlight=False, markup=False, emoji=False)  # a path may have brackets and colons
     reached = already_reached(loaded)
     if reached is not None and (allocation is not None or not without_last_word(loaded.run_dir)):
         text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from resilient import network, storage, strict_json
+from resilient import network, storage
 from resilient.campaign import binding_here, gpu_count, machine_layout
 from resilient.config import Config, Layout, load
 from resilient.config.sections.machines import Network
@@ -27,6 +27,7 @@ from resilient.health.bounded import Examination, Task
 from resilient.health.node import compute_tasks
 from resilient.health.quota import site_places
 from resilient.health.report import Finding, Report, size
+from resilient.json_output import print_json
 from resilient.placement.applied import of_this_node
 from resilient.placement.binding import NOWHERE, Binding, Share
 from resilient.plan import checkpoint_size
@@ -167,10 +168,10 @@ _WORDS = {"ok": ("ok", "green"), "warn": ("warning", "yellow"), "fail": ("FAILED
 
 def show(report: Report, *, as_json: bool) -> None:
     """Print it."""
-    console = Console(highlight=False)
     if as_json:
-        console.print(strict_json.dumps(report.as_json(), indent=1), soft_wrap=True, markup=False)
+        print_json(report.as_json())
         return
+    console = Console(highlight=False)
     table = Table("check", "verdict", "found", "measured", box=None, pad_edge=False, header_style="bold")
     for finding in merged(report.findings):
         word, style = _WORDS[finding.verdict]

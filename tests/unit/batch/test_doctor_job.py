@@ -217,6 +217,19 @@ def test_the_command_names_them_and_says_so_by_its_exit_code(tmp_path: Path):
     assert doctor("gone.sh").returncode == 69
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_words_of_a_script_and_its_name_are_told_as_they_are(tmp_path: Path, encoding: str):
+    (tmp_path / ":key:[red].sh").write_text("#!/bin/bash\nsrun python train.py --tag :key: ü\n", encoding="utf-8")
+    command = [sys.executable, "-m", "resilient", "doctor", ":key:[red].sh"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    told, shown = (
+        subprocess.run([*command, *words], env=environ, capture_output=True, encoding=encoding, check=False, cwd=tmp_path).stdout
+        for words in (["--json"], [])
+    )
+    assert "srun python train.py --tag :key: ü" in [each["found"] for each in json.loads(told)["findings"]]
+    assert shown.endswith(" traps in :key:[red].sh\n")
+
+
 def test_what_is_no_script_is_none(tmp_path: Path):
     (tmp_path / "c.yaml").write_text("name: x\n")
     assert script_in(tmp_path / "c.yaml") is None and script_in(tmp_path / "missing.yaml") is None and script_in(tmp_path) is None

@@ -273,13 +273,13 @@ def test_a_page_of_nothing_yet_is_a_page():
 # -- the command ---------------------------------------------------------------------------------------------------------
 
 
-REFUSED = "name: g\nconfig: {cluster: {procs_per_node: 1, device: cpu}}\ncells: [{parallel.tp: 3, data.text: ['/[there]/x']}]\n"
+REFUSED = "name: g\nconfig: {cluster: {procs_per_node: 1, device: cpu}}\ncells: [{parallel.tp: 3, data.text: ['/[there]/:key:']}]\n"
 
 
 def test_cells_and_paths_are_named_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bench(grid(tmp_path, REFUSED), directory=tmp_path / "[red]", again=False, best=None)
     said = capsys.readouterr().out
-    assert "1 of 1: tp 3, text ['/[there]/x']" in said and f"drawn in {tmp_path}/[red]/index.html" in said
+    assert "1 of 1: tp 3, text ['/[there]/:key:']" in said and f"drawn in {tmp_path}/[red]/index.html" in said
 
 
 def test_two_commands_do_not_measure_in_one_directory(tmp_path: Path):

@@ -74,14 +74,16 @@ def test_a_script_is_named_on_one_line_whatever_its_words_are():
 
 def test_a_run_directory_with_brackets_in_its_name_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(json.dumps({"name": "gpt", "run_dir": f"{tmp_path}/[x]*", "cluster": {"procs_per_node": 1, "device": "cpu"}}))
+    file.write_text(
+        json.dumps({"name": "gpt", "run_dir": f"{tmp_path}/[x]:key:", "cluster": {"procs_per_node": 1, "device": "cpu"}})
+    )
     monkeypatch.setattr("resilient.driver.command.already_reached", lambda _: 300)
     before = os.umask(0o077)
     try:
         assert run_command(Told(file, ()), None, DriverLog()) is Exit.OK
     finally:
         os.umask(before)
-    assert f"is in {tmp_path}/[x]*" in capfd.readouterr().out
+    assert f"is in {tmp_path}/[x]:key:" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "runs"), [(["run_started"], True), (["run_started", "run_finished"], False), ([], False)])

@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from resilient import json_output
+from resilient.health import doctor
+from resilient.health.report import Finding, Report
 from resilient.json_output import print_json
 from resilient.strict_json import strict
 
@@ -63,3 +65,8 @@ def test_a_long_line_is_not_broken_and_markup_is_not_taken_for_markup(monkeypatc
 
 def test_on_a_terminal_it_has_colours(monkeypatch: pytest.MonkeyPatch):
     assert "\x1b[" in printed(monkeypatch, {"step": 1}, "utf-8", terminal=True)
+
+
+def test_what_a_check_has_found_is_json_that_says_it_as_it_is(capsys: pytest.CaptureFixture[str]):
+    doctor.show(Report((Finding("tier", "ok", "/scratch/:key:/[red]", {}),), 1.0), as_json=True)
+    assert json.loads(capsys.readouterr().out)["findings"][0]["text"] == "/scratch/:key:/[red]"
