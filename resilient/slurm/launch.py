@@ -186,7 +186,9 @@ class SlurmLauncher:
         waits = [asyncio.ensure_future(step.wait()) for step in self._steps if not step.over]
         if waits:
             await asyncio.wait(waits, timeout=grace_s)
-        await asyncio.gather(*(step.end() for step in self._steps), *waits)
+        await asyncio.gather(*(step.end() for step in self._steps))
+        for wait in waits:
+            wait.cancel()
 
 
 def _name(nodes: Sequence[int]) -> str:

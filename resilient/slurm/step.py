@@ -27,6 +27,7 @@ from resilient.slurm.roster import Seat
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # for srun to end its step
+KILLED_S = 1.0  # for it to end once it was killed
 HOLD_AGAIN_S = 5.0
 LAST_WORDS_S = 1.0  # for what srun has said before it ended
 _LINE_BYTES = 1 << 20  # of a line of srun
@@ -183,7 +184,10 @@ class Step:
         return self._process.returncode is not None
 
     async def end(self) -> None:
-        """Have srun end the step, and do not wait longer than `GRACE_S` for it."""
+        """Have srun end the step, and do not wait longer than `GRACE_S` for it, nor for a site's script in its place.
+
+        What such a script has started keeps the pipe open when the script has ended, and asyncio waits for both.
+        """
         if self.over:
             return
         self.release()
@@ -193,8 +197,15 @@ class Step:
             await asyncio.wait_for(self._process.wait(), GRACE_S)
         except TimeoutError:
             with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._gone(), KILLED_S)
+
+    async def _gone(self) -> None:
+        """Until srun has ended, and nobody has its pipe any more."""
+        await self._process.wait()
+        if self._process.stderr is not None and self._reader.done():
+            await self._process.stderr.read()
 
     def close(self) -> None:
         """Tell nothing any more, and let srun see the end of its tasks."""

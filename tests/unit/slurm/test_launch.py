@@ -6,9 +6,11 @@ import os
 import resource
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from srun_steps import ENDS, JOB, STAYS, Steps, options_of, seats_of, until
 
@@ -43,6 +45,24 @@ def test_all_agents_that_are_started_at_one_moment_are_one_step_that_outlives_a_
     assert agent[0] == "resilient.agent"
     assert dict(itertools.pairwise(agent))["--prepare-node"] == "0"
     assert not {"--node", "--parent"} & set(agent)
+
+
+def test_an_srun_that_a_script_of_the_site_has_started_holds_up_no_end(steps: Steps, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(step, "GRACE_S", 0.1)
+    steps.does("import subprocess; subprocess.run(['/bin/sh', '-c', 'echo $$ > real.new; mv real.new real; exec sleep 300'])")
+    monkeypatch.chdir(steps.directory)
+    monkeypatch.setenv("PATH", f"{steps.directory}:/usr/bin:/bin")
+
+    async def play() -> None:
+        async with asyncio.timeout(60.0):  # far below what it sleeps
+            launcher = steps.launcher()
+            await launcher.launch(0, 1, prepare=True)
+            await until((steps.directory / "real").exists)
+            await launcher.close(0.0)
+
+    asyncio.run(play())
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int((steps.directory / "real").read_text())).wait(60)
 
 
 def test_no_secret_is_on_the_command_line(steps: Steps):
