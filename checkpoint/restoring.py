@@ -5,7 +5,7 @@ and all agree before they go on. Each byte is read once: what no rank needs is v
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +32,10 @@ from checkpoint.verification import verify_rest
 PAUSES_S = (1.0, 2.0, 4.0)
 """Before a step is tried again that is not damaged, but cannot be reached: a link is down, a daemon is started anew."""
 
+NO_RANK_S = "each rank has written a part of what all should have had alike, and they differed: together it is no rank's state"
+
 LocalShardsFor = Callable[[Mapping[str, JSON]], Sequence[LocalShard]]
+Alike = Callable[[], Sequence[Hashable]]
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def restore(
     held: Sequence[Candidate] = (),
     group: dist.ProcessGroup | None = None,
     on_reject: Callable[[int, str, str], None] | None = None,
+    alike: Alike | None = None,
 ) -> Restored | None:
     """Fill the local shards' tensors from the newest step that is whole. Collective: all ranks return or raise alike.
 
@@ -62,6 +66,8 @@ def restore(
         held: steps of which nodes hold shards; the same steps in the same order on all ranks.
         group: as for `save`.
         on_reject: called on rank 0 with step, tier and reason of each one that is damaged.
+        alike: of what was just read, values of which all that the ranks have must be equal: they stand for what several ranks wrote
+            a part of each, and where they differ these are parts of different things, and the step counts as damaged.
 
     Returns None if there is nothing at all. Raises NoUsableCheckpoint if there is something and nothing is good;
     NoReachableCheckpoint if there is something that may be good, but nobody answers where it is; CheckpointMismatch if it is of
@@ -73,7 +79,7 @@ def restore(
     rejected: list[tuple[int, str]] = []
     unreachable = False
     for choice in sorted([*held, *choices], key=lambda each: (-each.step, each.path is not None)):
-        found = _restore_one(choice, local_shards, ranks)
+        found = _restore_one(choice, local_shards, alike, ranks)
         if isinstance(found, Restored):
             return found
         unreachable |= found.unreachable
@@ -95,14 +101,17 @@ class _Rejection:
     unreachable: bool = False
 
 
-def _restore_one(choice: Candidate, local_shards: LocalShardsFor, ranks: Ranks) -> Restored | _Rejection:
+def _restore_one(choice: Candidate, local_shards: LocalShardsFor, alike: Alike | None, ranks: Ranks) -> Restored | _Rejection:
     """Go on from one step. Collective; what cannot be reached is tried again. Raises CheckpointMismatch."""
     for pause_s in (*PAUSES_S, None):
         attempt = _attempt(choice, local_shards)
-        outcomes: list[_Outcome] = ranks.all(_Outcome(attempt.rejection, attempt.mismatch))
+        values = tuple(alike()) if alike is not None and attempt.complete else ()
+        outcomes: list[_Outcome] = ranks.all(_Outcome(attempt.rejection, attempt.mismatch, values))
         if any(outcome.mismatch for outcome in outcomes):
             raise CheckpointMismatch(next(outcome.mismatch for outcome in outcomes if outcome.mismatch))
         rejections = [outcome.rejection for outcome in outcomes if outcome.rejection is not None]
+        if not rejections and len({value for outcome in outcomes for value in outcome.values}) > 1:
+            rejections = [_Rejection(NO_RANK_S)]
         if not rejections and choice.path is not None:
             rejections = [each for each in [_rest(ranks, choice.path, attempt.seals)] if each is not None]
         if not rejections:
@@ -118,6 +127,7 @@ def _restore_one(choice: Candidate, local_shards: LocalShardsFor, ranks: Ranks) 
 class _Outcome:
     rejection: _Rejection | None = None
     mismatch: str | None = None
+    values: tuple[Hashable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,10 @@ class _Attempt:
     mismatch: str | None = None
     state: Mapping[str, JSON] = field(default_factory=dict)
     seals: Seals = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return self.rejection is None and self.mismatch is None
 
 
 def _attempt(choice: Candidate, local_shards: LocalShardsFor) -> _Attempt:

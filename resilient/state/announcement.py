@@ -20,6 +20,7 @@ from resilient import worker
 from resilient.state import arrays, documents, optimizers
 from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
+from resilient.state.fingerprint import Fingerprint
 from resilient.state.meeting import all_come
 from resilient.state.modules import ModelTensors
 from resilient.state.optimizers import Table
@@ -56,6 +57,8 @@ class Announcement:
         self._group_sizes = self._present_group_sizes()
         self._incomplete_meetings = 0
         self._reviews = Reviews()
+        self._own = False  # plain parameters differ from rank to rank, and each writes all of its own
+        self._fingerprint: Fingerprint | None = None  # of what each rank writes a part of
         self.about: Mapping[str, Any] = {}
         self.stepping: Stepping | None = None
 
@@ -97,7 +100,9 @@ class Announcement:
         return True
 
     def make_room(self, step: int, *, surely: bool, given_up: bool) -> None:
-        """Announce again where the document of a rank has outgrown half of its row. All ranks call it at the same steps.
+        """Announce again where the document of a rank has outgrown half of its row, or plain parameters have come to differ.
+
+        All ranks call it at the same steps.
 
         Args:
             surely: the ranks compare now, and not only when that is due; the same on all.
@@ -107,20 +112,23 @@ class Announcement:
         """
         if not (surely or self._reviews.due(step)):
             return
-        now, size_bytes, unchanged = time.monotonic(), 0, False
+        now, size_bytes, unchanged, fingerprint = time.monotonic(), 0, False, None
         if not given_up:
             try:
                 self._check_unchanged()
                 self._arrays.local_shards()  # a tensor that has changed its shape would be announced with the new one
+                fingerprint = self._fingerprint.read() if self._fingerprint is not None else None
                 size_bytes, unchanged = len(self._documents.capture()), self._present_keys() == self._keys
             except (TypeError, ValueError, StateChangedShape):
                 pass  # told when this rank takes its snapshot, and until then the others need not wait
         with self._snapshots.waiting():
-            answers = self._peers.all((self._reviews.proposal(step, now), size_bytes, unchanged))
-        self._reviews.settle(step, now, [proposal for proposal, _, _ in answers])
-        largest = max(size for _, size, _ in answers)
-        if not self._documents.may_grow(largest) and all(same for _, _, same in answers):
-            log.info("the state of a rank beside its arrays has %d bytes by now, and gets more room", largest)
+            answers = self._peers.all((self._reviews.proposal(step, now), size_bytes, unchanged, fingerprint))
+        self._reviews.settle(step, now, [proposal for proposal, *_ in answers])
+        largest, differ = max(size for _, size, _, _ in answers), len({found for *_, found in answers}) > 1
+        outgrown = not self._documents.may_grow(largest)
+        if (outgrown or differ) and all(same for _, _, same, _ in answers):
+            if outgrown:
+                log.info("the state of a rank beside its arrays has %d bytes by now, and gets more room", largest)
             self._announce_again()
 
     def local_shards(self) -> list[checkpoint.LocalShard]:
@@ -130,7 +138,13 @@ class Announcement:
         except (TypeError, ValueError) as error:
             raise StateChangedShape(f"{error}") from error
         found = self._arrays.local_shards()  # first: where that gives up, nobody makes room for what is too long
-        return [*found, self._documents.local_shard(text, self._peers.rank, self._peers.count)]
+        return [*found, *self._of_this_rank(text)]
+
+    def _of_this_rank(self, document: bytes) -> list[checkpoint.LocalShard]:
+        """What comes behind the arrays. Raises TooLong."""
+        rank, count = self._peers.rank, self._peers.count
+        rows = [self._documents.local_shard(document, rank, count)]
+        return rows if self._fingerprint is None else [*rows, self._fingerprint.local_shard(rank, count)]
 
     def _check_unchanged(self) -> None:
         """Raises StateChangedShape where something has come that is not saved, whatever was announced."""
@@ -174,7 +188,7 @@ class Announcement:
             found.local_shards()  # what is refused there on one rank must be known to all before they meet again
             mine = (
                 found.meshes(),
-                found.fingerprint(),
+                found.sum_of_bits(),
                 documents.capacity(len(document)),
                 self._tables_json(tables),
                 crc32(repr(forms).encode()),
@@ -190,19 +204,31 @@ class Announcement:
             raise ValueError(_difference(peers.all(forms)))
         if any(each[3] != mine[3] for each in everyone):
             raise StateChangedShape("the optimizers of the ranks keep states of different parameters")
-        own = any(each[1] != mine[1] for each in everyone)
-        if own:
-            log.warning("plain parameters differ from rank to rank, and are saved for each: only as many ranks can go on from that")
+        own = self._own or any(each[1] != mine[1] for each in everyone)
+        if own and not self._own:
+            log.warning(
+                "plain parameters differ from rank to rank%s, and are saved for each%s: only as many ranks can go on from that",
+                *((" by now", " from this step on") if self.about else ("", "")),
+            )
+        self._own = own
         shares = arrays.shares(mine[0], [each[0] for each in everyone])
         self._arrays = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count, shares, own))
+        self._fingerprint = None if own or peers.count == 1 else Fingerprint(self._arrays.alike())
         self._keys = self._present_keys()
         size = max(each[2] for each in everyone)
         self._documents.set_capacity(size)
-        self.about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}
-        local_shards = [*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)]
+        self.about = {
+            "ranks": peers.count,
+            "document_bytes": size,
+            "own_parameters": own,
+            "fingerprint": self._fingerprint is not None,
+            "tables": mine[3],
+        }
+        shards = self._arrays.local_shards()
+        local_shards = [*shards, *self._of_this_rank(document)]
         self._snapshots.start(local_shards)
         if self._snapshots.on_gpu:
-            stepped = [*self._arrays.stepped(), False]
+            stepped = [*self._arrays.stepped(), *[False] * (len(local_shards) - len(shards))]
             if self.stepping is None:
                 self.stepping = Stepping(self._snapshots, self._optimizers, local_shards, stepped)
             else:

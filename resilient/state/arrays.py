@@ -15,14 +15,13 @@ from torch.optim import Optimizer
 from checkpoint.local_shard import LocalShard, local_shard_of
 from resilient.state import optimizers, stacking
 from resilient.state.dense import reason_against
+from resilient.state.fingerprint import BITS
 from resilient.state.modules import MODEL, ModelTensors, node_name
 from resilient.state.optimizers import LIKE, NUMBER, Entry, Table
 from resilient.state.stacking import Kind, Place
 
 Mesh = tuple[int, ...]
 """The ranks of a device mesh, ascending."""
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StateChangedShape(Exception):
@@ -167,17 +166,16 @@ class Arrays:
         tensors = (held.get() for held in self._held)
         return list(dict.fromkeys(_mesh(tensor) for tensor in tensors if isinstance(tensor, DTensor)))
 
-    def fingerprint(self) -> int:
-        """Of what is to be the same on all ranks, which it is where this is: the sum of its bits."""
-        total = 0
+    def alike(self) -> list["Get"]:
+        """How the tensors are found that are to be the same on all ranks, each of which writes a part of them."""
+        return [held.get for held in self._held if not held.by_rank and not isinstance(held.get(), DTensor)]
+
+    def sum_of_bits(self) -> int:
+        """Of what is to be the same on all ranks, which it is where this is."""
         with torch.no_grad():
             for vector in self._vectors:
                 vector.gather()
-            for held in self._held:
-                tensor = held.get()
-                if not isinstance(tensor, DTensor) and not held.by_rank:
-                    total += sum_of_bits(tensor)
-        return total
+            return sum(sum_of_bits(get()) for get in self.alike())
 
 
 def sum_of_bits(tensor: torch.Tensor) -> int:
@@ -185,7 +183,7 @@ def sum_of_bits(tensor: torch.Tensor) -> int:
     if not tensor.numel():
         return 0
     real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    bits = real.contiguous().view(-1).view(_BITS[real.element_size()])
+    bits = real.contiguous().view(-1).view(BITS[real.element_size()])
     return int(bits.sum(dtype=torch.int64))
 
 

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -30,6 +29,7 @@ from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
 from resilient.state.modules import ModelTensors
 from resilient.state.position import Position
+from resilient.state.reading import Reading
 from resilient.state.reads import Reads
 from resilient.state.unsaved import Unsaved
 
@@ -320,18 +320,30 @@ class Attached:
     def _resume(self, snapshots: checkpoint.Snapshots, group: dist.ProcessGroup | None) -> None:
         durable = snapshots.session.durable
         name, root = durable if durable is not None else ("durable", Path())
-        into: list[_Reading] = []
+        into: list[Reading] = []
 
         def local_shards(state: Mapping[str, Any]) -> list[checkpoint.LocalShard]:
             into[:] = [self._to_read(state)]
             return into[0].local_shards()
+
+        def alike() -> list[int]:
+            found: list[int] = into[0].fingerprints.tolist()
+            return found
 
         def rejected(step: int, tier: str, reason: str) -> None:
             worker.report({"step": step, "tier": tier, "reason": reason}, event="checkpoint_rejected")
 
         held = snapshots.session.candidates
         try:
-            found = checkpoint.restore(root, local_shards, tier=name, held=held, group=group, on_reject=rejected)
+            found = checkpoint.restore(
+                root,
+                local_shards,
+                tier=name,
+                held=held,
+                group=group,
+                on_reject=rejected,
+                alike=alike,
+            )
             if found is not None:
                 self._go_on(found.step, into[0])
                 self.from_cache = found.tier != name
@@ -340,7 +352,7 @@ class Attached:
         if self.context.rank == 0:
             worker.report({"step": self.step, "tier": found.tier if found is not None else name}, event="resumed")
 
-    def _to_read(self, state: Mapping[str, Any]) -> "_Reading":
+    def _to_read(self, state: Mapping[str, Any]) -> Reading:
         """What a checkpoint with such a state is read into. Raises CheckpointMismatch."""
         peers = self._peers
         try:
@@ -358,12 +370,14 @@ class Attached:
                 optimizers.make(optimizer, tables[-1])
             row = peers.rank if count == peers.count else 0
             found = Arrays(self._models, self._optimizers, tables, Ranks(row, count, own_parameters=own))
-            documents_read = torch.zeros((1 if count == peers.count else count, size), dtype=torch.uint8)
+            rows = 1 if count == peers.count else count
+            documents_read = torch.zeros((rows, size), dtype=torch.uint8)
+            fingerprints = torch.zeros(rows if about.get("fingerprint", False) else 0, dtype=torch.int64)
         except (KeyError, TypeError, ValueError) as error:
             raise checkpoint.CheckpointMismatch(f"the checkpoint is not of this script: {error}") from error
-        return _Reading(found, documents_read, row, count, about["groups"])
+        return Reading(found, documents_read, fingerprints, row, count, about["groups"])
 
-    def _go_on(self, step: int, read: "_Reading") -> None:
+    def _go_on(self, step: int, read: Reading) -> None:
         peers = self._peers
         read.found.spread()
         for optimizer, groups in zip(self._optimizers, read.groups, strict=True):
@@ -373,29 +387,6 @@ class Attached:
         self._position.capture()  # a stateful loader makes its iterator before the random numbers are set
         if not self._random:
             randomness.reseed(step)
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """What a checkpoint is read into.
-
-    Attributes:
-        rows: of the documents: all of them, or this rank's; (ranks, bytes).
-        row: the first of them.
-        count: of the ranks that wrote.
-        groups: options of the optimizers.
-    """
-
-    found: Arrays
-    rows: torch.Tensor
-    row: int
-    count: int
-    groups: Sequence[Any]
-
-    def local_shards(self) -> list[checkpoint.LocalShard]:
-        size = self.rows.shape[1]
-        row = checkpoint.LocalShard(documents.ARRAY, (self.count, size), (self.row, 0), self.rows, (1, size))
-        return [*self.found.local_shards(), row]
 
 
 def _several(found: Any) -> tuple[Any, ...]:

@@ -132,17 +132,25 @@ class Growing(Script):
         found.append(f"{len(found)}{ENTRY if found else ''}")  # nothing much yet when the first room is made
 
 
-def session_of_two(daemon: LoneDaemon, *, generation: int = 1, step: int | None = None, ram_every: int = TOTAL) -> str:
-    """The path of a session of two ranks on one node, with a step to go on from."""
-    path = daemon.begin(generation, ranks=2)
+def session_of_two(
+    daemon: LoneDaemon,
+    *,
+    generation: int = 1,
+    step: int | None = None,
+    older: int | None = None,
+    ram_every: int = TOTAL,
+    ranks: int = 2,
+) -> str:
+    """The path of a session of two ranks on one node, or of so many, with a step to go on from, and an older one."""
+    path = daemon.begin(generation, ranks=ranks)
     found = json.loads(path.read_text())
     found["tiers"] = [{"name": "ram", "every_steps": ram_every}]
     found["durable"] = {"name": "durable", "path": str(daemon.durable)}
-    if step is not None:
-        held = str(daemon.held_path(step).resolve())
-        found["candidates"] = [{"step": step, "tier": "ram", "holdings": [{"directory": held}]}]
+    steps = tuple(each for each in (step, older) if each is not None)
+    holdings = {each: [{"directory": str(daemon.held_path(each).resolve())}] for each in steps}
+    found["candidates"] = [{"step": each, "tier": "ram", "holdings": held} for each, held in holdings.items()]
     path.write_text(json.dumps(found))
-    daemon.send(Retain(generation=generation, tier="ram", steps=() if step is None else (step,), upto=1 << 30))
+    daemon.send(Retain(generation=generation, tier="ram", steps=steps, upto=1 << 30))
     return str(path)
 
 
