@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection as PipeEnd
@@ -18,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint import descriptors
-from resilient import clock, entry
+from resilient import clock
 from resilient.access import restrict_as
-from resilient.agent import NAME, preload, preparation
+from resilient.agent import NAME, template_process
 from resilient.agent.predecessor import end_predecessors
-from resilient.agent.program import leave_logging_to_the_script
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 from resilient.logs.paths import agent_log
@@ -72,7 +70,7 @@ def main() -> int:
         with suppress(OSError):  # then it is Slurm's to keep
             _write_to(agent_log(args.run_dir, args.node))
         earlier = end_predecessors(args.run_dir)
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=args.log_level.upper(), format=template_process.LOG_FORMAT)
     logging.getLogger("torch").setLevel(logging.WARNING)
     for pid in earlier:
         logging.getLogger(__name__).warning("process %d, the agent before this one, was still there", pid)
@@ -138,33 +136,10 @@ def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.
         outcome: to which the preparation writes, where it is to be forked there; closed here.
     """
     control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    program = entry.parse(args.entrypoint)
-
-    def fork_preparation() -> int:
-        assert outcome is not None
-        template = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(template)
-            its.close()
-            preparation.run(outcome, args.run_dir / "config.yaml", args.entrypoint, preparation.log_of(args.run_dir))
-        outcome.close()
-        return pid
-
     agent = os.getpid()
     if os.fork() == 0:
-        try:
-            control.close()
-            entry.find_modules(program)
-            if program.is_script:
-                leave_logging_to_the_script()
-            preload.serve(agent, its, entry.ahead(program), fork_preparation if outcome is not None else None)
-        except ConnectionError:
-            pass  # the agent has ended
-        except BaseException:  # noqa: BLE001 - nothing may go on here as if it were the agent
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+        control.close()
+        template_process.become(agent, its, outcome, args.entrypoint, args.run_dir)
     its.close()
     if outcome is not None:
         outcome.close()

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -21,28 +22,52 @@ from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_
 log = logging.getLogger(__name__)
 
 COMMON = ("torch.distributed", "resilient.health.node")  # what every rank needs
+CUDA = "/dev/nvidia-uvm"  # open in a process that has started it
 DEFAULT = ("torch._dynamo",)  # what an entry point may need that does not say it: torch.optim imports this in the first step
 
 
-def serve(agent: int, control: socket.socket, entry_modules: Sequence[str], fork_preparation: Callable[[], int] | None) -> NoReturn:
-    """All that the template does, in a process forked from the agent after torch was imported there.
+def serve(
+    agent: int,
+    control: socket.socket,
+    entry_modules: Sequence[str],
+    fork_preparation: Callable[[], int] | None,
+    begin_anew: Callable[[Sequence[str]], NoReturn],
+) -> NoReturn:
+    """All that the template does, in a process in which torch was imported.
 
     Args:
         agent: its process id.
         control: to it; see `resilient.agent.template`.
         entry_modules: names, see `resilient.entry.ahead`.
         fork_preparation: forks the preparation and returns its process id; None: another node's agent does that.
+        begin_anew: does the same in a process without CUDA, with these modules; the others are left to the ranks.
     """
     leave_stops_to_the_driver()
     die_with_parent(agent)
     name_process("template")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a module that asks whether there is a GPU starts no driver
-    modules = _imported(entry_modules)
+    modules: list[ModuleType] = []
+    for place, name in enumerate(entry_modules):
+        modules += _imported([name])
+        if _has_started_cuda():
+            log.warning("importing %s has started CUDA, which no forked process could use: ranks import it by themselves", name)
+            begin_anew(entry_modules[:place])
     preparation = fork_preparation() if fork_preparation is not None else None
     said = [module.PRELOAD for module in modules if hasattr(module, "PRELOAD")]
     _imported([*COMMON, *chain.from_iterable(said or [DEFAULT])])
     _settle(entry_modules)
     keep_serving(control, preparation=preparation)
+
+
+def _has_started_cuda() -> bool:
+    """Whether this process has, by torch or otherwise. Asking NVML which GPUs there are opens other devices, and does no harm."""
+    if sys.modules["torch"].cuda.is_initialized():
+        return True
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers
+        with suppress(OSError):  # that of the directory itself
+            if os.readlink(f"/proc/self/fd/{descriptor}") == CUDA:  # noqa: PTH115
+                return True
+    return False
 
 
 def _settle(entry_modules: Iterable[str] = ()) -> None:
