@@ -1,12 +1,13 @@
 """Ranks that train alike at first, and later each for itself, as local SGD has it: no snapshot is put together from several."""
 
+import json
 import logging
 import os
 from typing import Any
 
 import pytest
 import torch
-from attempts import session_of_two
+from attempts import ENTRY, session_of_two
 from checkpoint_processes import run_ranks
 from lone_daemon import LoneDaemon
 
@@ -16,12 +17,19 @@ from resilient.state.fingerprint import Fingerprint, samples
 
 EVERY = 3  # steps between two snapshots; before the first two of them the ranks compare what they have
 ALIKE, LAST = 2 * EVERY, 3 * EVERY
+LONG = 5 * ENTRY  # more than there is room for at first
 
 Weights = dict[int, tuple[list[float], float]]
 
 
-def train(rank: int, session: str, generation: int, ranks: int, parts: int, saves: bool) -> tuple[Weights, list[str]]:
+def train(
+    rank: int, session: str, generation: int, ranks: int, parts: int, saves: bool, meets: bool = False
+) -> tuple[Weights, list[str]]:
     """From step `parts` on each rank trains for itself; a buffer is each rank's own at all times.
+
+    Args:
+        saves: the last step.
+        meets: by then weights are the same again, and what is saved beside them is announced anew.
 
     Returns weights and buffer after each step that it has seen, the one that it went on from first, and what the log said.
     """
@@ -38,7 +46,8 @@ def train(rank: int, session: str, generation: int, ranks: int, parts: int, save
     model = torch.nn.Sequential(*(torch.nn.Linear(40, 40) for _ in range(4)))
     model.register_buffer("seen", torch.zeros(()))
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    snapshots = attach.attach(model=model, optimizer=optimizer)
+    extra = {"all": ""}
+    snapshots = attach.attach(model=model, optimizer=optimizer, extra=extra)
     found: Weights = {}
 
     def see() -> None:
@@ -56,16 +65,22 @@ def train(rank: int, session: str, generation: int, ranks: int, parts: int, save
         torch.distributed.barrier()
         snapshots.after_step()
         see()
+    if meets:
+        extra["all"] = LONG
+        with torch.no_grad():
+            for each in (*model.parameters(), *(state["momentum_buffer"] for state in optimizer.state.values())):
+                each.zero_()
     if saves:
+        snapshots.step += meets
         assert snapshots.save()
     snapshots.leave()
     return found, said
 
 
-def trained(daemon: LoneDaemon, parts: int, *, saves: bool = False) -> list[tuple[Weights, list[str]]]:
+def trained(daemon: LoneDaemon, parts: int, *, saves: bool = False, meets: bool = False) -> list[tuple[Weights, list[str]]]:
     """What a first generation of two ranks came to, once its last snapshot is held."""
-    results = run_ranks(2, train, session_of_two(daemon, ram_every=EVERY), 1, 2, parts, saves)
-    while daemon.wait_for(Held).shard.key.step != LAST:
+    results = run_ranks(2, train, session_of_two(daemon, ram_every=EVERY), 1, 2, parts, saves, meets)
+    while daemon.wait_for(Held).shard.key.step != LAST + meets:
         pass
     return results
 
@@ -79,6 +94,12 @@ def test_ranks_that_come_to_differ_go_on_each_with_its_own_from_the_next_time_th
     assert "differ from rank to rank by now, and are saved for each from this step on" in warning
     again = run_ranks(2, train, session_of_two(daemon, generation=2, step=LAST), 2, 2, parts, False)
     assert [found for found, _ in again] == [{LAST: before[LAST]}, {LAST: others[LAST]}]
+
+
+def test_ranks_that_have_differed_are_saved_each_also_where_they_are_the_same_when_more_is_announced(daemon: LoneDaemon):
+    trained(daemon, EVERY, saves=True, meets=True)
+    state = json.loads((daemon.held_path(LAST + 1) / "zarr.json").read_text())["attributes"]["resilient"]["state"]["attached"]
+    assert state["document_bytes"] > len(LONG) and state["own_parameters"]
 
 
 def test_a_snapshot_of_ranks_that_differed_unnoticed_is_passed_over_for_an_older_one(daemon: LoneDaemon):
