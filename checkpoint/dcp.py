@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from checkpoint import commit, metadata, plan, writing
+from checkpoint import commit, metadata, plan, safe_name, writing
 from checkpoint.block import Block
 from checkpoint.dcp_names import KEY, OBJECTS, PackedObject, array_name, fqn_of, paths_of
 from checkpoint.dcp_reading import ZarrReader
@@ -122,7 +122,8 @@ class ZarrWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Lay out the arrays, and open the temporary directory with files for all tensors.
 
-        Raises CheckpointError where the plans contradict each other or leave a gap; StaleGeneration; OSError.
+        Raises CheckpointError where the plans contradict each other or leave a gap; ValueError for a name that is too long;
+        StaleGeneration; OSError.
         """
         if not all(each.usable for each in plans):
             raise CheckpointError("the planner sent only what has changed; plan with enable_plan_caching=False")
@@ -224,7 +225,8 @@ def _specs(plans: Sequence[SavePlan]) -> list[list[ShardSpec]]:
             if item.tensor_data is not None:
                 chunk, dtype = item.tensor_data.chunk, str(item.tensor_data.properties.dtype).removeprefix("torch.")
                 shape, offset, extent = tuple(item.tensor_data.size), tuple(chunk.offsets), tuple(chunk.sizes)
-                spec = ShardSpec(array_name(item.index.fqn), dtype, shape, offset, extent, (), 0, 1)
+                name = safe_name.array_name(array_name(item.index.fqn), shape)
+                spec = ShardSpec(name, dtype, shape, offset, extent, (), 0, 1)
                 found.setdefault(item.index.fqn, []).append((rank, spec))
     specs: list[list[ShardSpec]] = [[] for _ in plans]
     for held in found.values():

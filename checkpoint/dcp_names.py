@@ -3,6 +3,7 @@
 Owns the translation between DCP's keys and both, in either direction. Touches no file.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ KEY = "dcp"
 TENSORS = "state"
 OBJECTS = "objects"
 _RESERVED = (metadata.NAME, manifest.NAME)
+_TO_ESCAPE = re.compile(r"[%/\\\x00-\x1f\x7f]")
 
 
 class PackedObject(NamedTuple):
@@ -32,15 +34,19 @@ class PackedObject(NamedTuple):
 def array_name(fqn: str) -> str:
     """The array of a tensor: `state/<fqn>`, with %XX for what Zarr and file systems do not take in a name.
 
-    That is `/`, NUL and `%` anywhere, and the first letter where the name would begin with `.` or `__`, or be one that a
-    checkpoint needs for itself; an empty name is a single `%`. What differs stays different.
+    That is `%`, `/`, backslashes and control characters anywhere, and the first letter where the name would begin with `.` or
+    `__`, or be one that a checkpoint needs for itself; an empty name is a single `%`. What differs stays different.
     """
     if not fqn:
         return f"{TENSORS}/%"
-    name = fqn.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    name = _TO_ESCAPE.sub(lambda found: _escaped(found[0]), fqn)
     if name.startswith((".", "__")) or name in _RESERVED:
-        name = f"%{ord(name[0]):02X}{name[1:]}"
+        name = f"{_escaped(name[0])}{name[1:]}"
     return f"{TENSORS}/{name}"
+
+
+def _escaped(letter: str) -> str:
+    return f"%{ord(letter):02X}"
 
 
 def fqn_of(array: str) -> str:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from checkpoint.elements import element
 from checkpoint.layout import Shape
+from checkpoint.safe_name import array_name
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class LocalShard:
     """One rank's block of a global array. Raises ValueError where its parts do not fit together.
 
     Attributes:
-        array: its name; "/" separates Zarr groups, as in `model/blocks.attention.query.weight`.
+        array: its name, by the rules of `safe_name.array_name`; "/" separates Zarr groups, as in `model/blocks.query.weight`.
         shape: of the global array; () for a single number.
         offset: of this block in it.
         data: the block, with as many dimensions as the array; without elements on a rank that holds nothing.
@@ -44,9 +45,7 @@ class LocalShard:
     copies: int = 1
 
     def __post_init__(self) -> None:
-        for node in self.array.split("/"):
-            if not node or node.startswith((".", "__")) or "\0" in node or node in _RESERVED:
-                raise ValueError(f"{self.array!r} cannot name an array: {node!r} cannot name a Zarr group or array")
+        array_name(self.array, self.shape)
         element(self.dtype)
         if not len(self.shape) == len(self.offset) == len(self.unit) == self.data.dim():
             raise ValueError(
@@ -76,9 +75,6 @@ class LocalShard:
 
     def _where(self) -> str:
         return f"the block of {self.extent} at {self.offset} in {self.shape}"
-
-
-_RESERVED = ("zarr.json", "manifest.json")
 
 
 def local_shard_of(

@@ -52,10 +52,13 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The file's text. Its last member is the crc32c of all the text before that member."""
+    """The file's text. Its last member is the crc32c of all the text before that member.
+
+    Raises ValueError where a file has a name that `read` would refuse.
+    """
     files: dict[str, dict[str, int | str]] = {}
     for path, entry in sorted(manifest.files.items()):
-        files[path] = {"size": entry.size_bytes, "crc32c": f"{entry.crc32c:08x}"}
+        files[checkpoint_name(path)] = {"size": entry.size_bytes, "crc32c": f"{entry.crc32c:08x}"}
         if entry.chunks_crc32c is not None:
             files[path]["chunks_crc32c"] = f"{entry.chunks_crc32c:08x}"
     head = {"format": FORMAT, "version": VERSION, "step": manifest.step, "generation": manifest.generation}

@@ -54,11 +54,15 @@ class ShardManifest:
 
 
 def encode(manifest: ShardManifest) -> bytes:
-    """The text of `part.json`."""
+    """The text of `part.json`. Raises ValueError where a file has a name that `decode` would refuse."""
     head = {"format": FORMAT, "version": VERSION, "step": manifest.step, "generation": manifest.generation}
     head |= {"node": manifest.node, "nodes": manifest.nodes, "size_bytes": manifest.size_bytes}
-    files = {path: {"size": entry.size_bytes, "crc32c": f"{entry.crc32c:08x}"} for path, entry in sorted(manifest.files.items())}
-    return sealed.seal({**head, "files": files, "chunks": {path: _pack(sums) for path, sums in sorted(manifest.chunks.items())}})
+    files = {
+        metadata_name(path): {"size": entry.size_bytes, "crc32c": f"{entry.crc32c:08x}"}
+        for path, entry in sorted(manifest.files.items())
+    }
+    chunks = {shard_name(path): _pack(sums) for path, sums in sorted(manifest.chunks.items())}
+    return sealed.seal({**head, "files": files, "chunks": chunks})
 
 
 def read(path: Path) -> ShardManifest:

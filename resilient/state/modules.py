@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from checkpoint import safe_name
 from checkpoint.dcp_names import TENSORS, array_name
 from resilient.state.dense import reason_against
 
@@ -50,8 +51,8 @@ class ModelTensors:
     Args:
         group: put before all names; ends in "/".
 
-    Raises ValueError where a tensor cannot be saved (`dense`), or the model is sharded by FullyShardedDataParallel, whose
-    parameters are no arrays.
+    Raises ValueError where a tensor cannot be saved (`dense`) or its name is too long, or the model is sharded by
+    FullyShardedDataParallel, whose parameters are no arrays.
     """
 
     def __init__(self, model: Module, group: str = MODEL) -> None:
@@ -67,7 +68,7 @@ class ModelTensors:
                 raise ValueError(f"{group}{slot.name} is {why}")
             if id(tensor) not in seen:
                 seen.add(id(tensor))
-                self.slots.append(replace(slot, name=group + node_name(slot.name)))
+                self.slots.append(replace(slot, name=safe_name.array_name(group + node_name(slot.name), tensor.shape)))
         self._walked, self.group = walked, group
         self._forms = [_form(slot.tensor()) for slot in self.slots]
         state = get_model_state_dict(model) if model.state_dict() else {}  # which it does not take where nothing is

@@ -61,6 +61,28 @@ def test_the_names_of_a_checkpoint_are_good() -> None:
         assert safe_name.checkpoint_name(name) == name
 
 
+@pytest.mark.parametrize("name", ["model/weight", "a", "e/" * 506 + "bc", "x/" + "n" * 255, "c.0", "%09"])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 0, 10**4, 1)])
+def test_an_array_that_may_be_written_has_files_that_are_read(name: str, shape: tuple[int, ...]) -> None:
+    try:
+        safe_name.array_name(name, shape)
+    except ValueError:
+        assert len(name) + len("/zarr.json") > safe_name.MOST_BYTES - 2 * len(shape)
+        return
+    info = arrange(name, "float32", shape, tuple(max(1, length) for length in shape))
+    for file in (*metadata.documents([info]), *(shard.path for shard in info.shards.values())):
+        assert safe_name.checkpoint_name(file) == file
+
+
+@pytest.mark.parametrize("name", ["model/a\tb/c.0", "model/a\nb/zarr.json", "a/" * 600 + "c.0", "model/run.py"])
+def test_no_manifest_is_written_that_could_not_be_read(name: str) -> None:
+    with pytest.raises(ValueError, match="is not the name of"):
+        manifest.encode(manifest.Manifest(7, 1, {name: manifest.FileEntry(5, 0)}))
+    for files, chunks in (({name: manifest.FileEntry(5, 0)}, {}), ({}, {name: {0: 0}})):
+        with pytest.raises(ValueError, match="is not the name of"):
+            shard_manifest.encode(shard_manifest.ShardManifest(7, 1, 0, 1, 5, files, chunks))
+
+
 # -- part.json ---------------------------------------------------------------------------------------------------------------
 
 

@@ -200,6 +200,15 @@ def test_a_state_that_json_cannot_say_is_refused(root: Path, state: Any, message
     assert not list(root.glob("step-*"))
 
 
+@pytest.mark.parametrize("name", ["model/a\tb.weight", "/".join(["m" * 200] * 6)])
+def test_what_could_never_be_read_is_refused_and_the_checkpoint_before_stays(root: Path, name: str) -> None:
+    save(root, 1, local_shards(), {}, generation=0, keep_last=1)
+    with pytest.raises(ValueError, match="cannot name an array"):
+        save(root, 2, [local_shard_of(name, torch.ones(3))], {}, generation=0, keep_last=1)
+    assert steps(root) == [1]
+    verify(root / "step-00000001")
+
+
 def test_what_save_reports_is_what_is_there(root: Path) -> None:
     saved = save(root, 7, local_shards(), {}, generation=0)
     files = [path for path in saved.path.rglob("*") if path.is_file()]

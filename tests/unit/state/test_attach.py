@@ -24,6 +24,18 @@ def test_all_state_of_a_script_goes_on_to_the_last_bit(attempts: Attempts, how: 
     goes_on_to_the_last_bit(attempts, lambda: Script(how))
 
 
+@pytest.mark.parametrize("token", ["a\tb", "a\\b", "%09"])
+def test_a_module_that_is_called_by_a_token_goes_on_to_the_last_bit(attempts: Attempts, token: str):
+    def made() -> Script:
+        script = Script()
+        for model in (script.model, script.average):
+            model[0].register_module(token, torch.nn.Linear(6, 6))
+        script.optimizer.param_groups[0]["params"] += script.model[0].get_submodule(token).parameters()
+        return script
+
+    goes_on_to_the_last_bit(attempts, made)
+
+
 def test_a_loop_that_cannot_be_turned_round_has_the_same_in_words(attempts: Attempts):
     expected = Script()
     run(expected, expected.attach())

@@ -53,9 +53,19 @@ def sparse_value(script: Script) -> None:
     script.extra["history"] = {"adjacency": torch.eye(3).to_sparse()}
 
 
+def name_of_control_characters(script: Script) -> None:
+    script.extra["a\tb"] = torch.nn.Linear(2, 2)
+
+
+def name_that_is_too_long(script: Script) -> None:
+    script.model.register_buffer("a" * 300, torch.ones(2))
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
+        (name_of_control_characters, r"'extra/a\\tb/weight' cannot name an array: it has a control character"),
+        (name_that_is_too_long, r"'model/a+'\.\.\. cannot name an array: it is no text, or too long: 255 bytes are the most"),
         (sparse_buffer, r"model/adjacency is a sparse_coo tensor, and only dense ones are saved"),
         (buffer_of_conjugates, r"model/phases is a view of conjugates, whose memory has other values: save what its resolve_conj"),
         (parameter_on_meta, r"model/1\.0\.weight is on the meta device, and has no values"),
