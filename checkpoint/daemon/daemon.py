@@ -4,9 +4,9 @@ Owns the process's pipes and sockets, and the order in which requests are carrie
 """
 
 import asyncio
+import errno
 import logging
 import os
-import socket
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from checkpoint import safe_dir
 from checkpoint.daemon import shards
+from checkpoint.daemon.endpoint import Endpoint
 from checkpoint.daemon.jobs import Jobs
 from checkpoint.daemon.mounts import Mounts
 from checkpoint.daemon.outlet import Outlet
@@ -47,7 +48,6 @@ from checkpoint.protocol import (
     TierSettings,
 )
 from checkpoint.shard_manifest import ShardManifest
-from checkpoint.tiers.session import SOCKET
 from checkpoint.worker_news import WorkerNews
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ T = TypeVar("T")
 
 DATAGRAM_BYTES = 1 << 18
 LAST_WORDS_S = 1.0
+WATCH_S = 1.0  # between two looks whether workers reach this daemon
 TIER_S = 20.0  # for a tier that is read, or forgotten from: one that hangs must not cost what is in memory
 MEMORY_S = 1.5  # for what is under way in memory at the end: the driver kills agents that have not ended in 3 s
 
@@ -70,34 +71,31 @@ class Daemon:
     def __init__(self, settings: DaemonSettings, outlet: Outlet) -> None:
         self._settings = settings
         self._directory = Path(settings.directory)
-        safe_dir.make_private(self._directory)
+        self._endpoint = Endpoint(self._directory)
         self._outlet = outlet
         written = [*settings.places, *(tier.path for tier in settings.tiers if not tier.durable)]
-        mounts = Mounts(self._directory, settings.keys[DAEMON_DAEMON], map(Path, written))
-        self._snapshots = Snapshots(settings, mounts, outlet.report)
+        self._mounts = mounts = Mounts(self._directory, settings.keys[DAEMON_DAEMON], map(Path, written))
+        self._snapshots = Snapshots(settings, mounts, self._endpoint, outlet.report)
         self._jobs = Jobs(settings, mounts, self._snapshots, outlet.report)
         self._forgetting = Tasks()
         self._threads: defaultdict[Path, ThreadPoolExecutor] = defaultdict(lambda: ThreadPoolExecutor(1, thread_name_prefix="tier"))
         self._swept = False
         self._watching = Tasks()
-        self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._clearing = False
         self._workers: Decoder[WorkerNews] = Decoder(WorkerNews)
         self._address = ""
 
     async def run(self, stdin: int) -> None:
         """Work until the standard input ends."""
         loop = asyncio.get_running_loop()
-        path = self._directory / SOCKET
-        path.unlink(missing_ok=True)
-        self._inbox.setblocking(False)
-        self._inbox.bind(str(path))
-        loop.add_reader(self._inbox, self._receive)
+        loop.add_reader(self._endpoint.inbox, self._receive)
         settings = self._settings
         roots = [*settings.places, *(tier.path for tier in settings.tiers if not tier.durable)]
         port = Server([Path(root) for root in roots], settings.keys).start(settings.host)
         self._address = f"{settings.host}:{port}"
         self._outlet.report(Listening(generation=self._snapshots.generation, address=self._address))
         self._watching.start(self._jobs.watch())
+        self._watching.start(self._watch_endpoint())
         reader = asyncio.StreamReader(limit=LINE_LIMIT_BYTES)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(stdin, "rb", buffering=0))
         requests: Decoder[DaemonRequest] = Decoder(DaemonRequest)
@@ -206,6 +204,7 @@ class Daemon:
 
         Memory first, which waits for no other tier: the agent may be killed before those have answered.
         """
+        self._clearing = True
         self._outlet.outlive_reader()
         self._jobs.cancel_all()
         memory = self._snapshots.memory
@@ -232,7 +231,7 @@ class Daemon:
         """Deal with every datagram that is there."""
         while True:
             try:
-                data = self._inbox.recv(DATAGRAM_BYTES)
+                data = self._endpoint.inbox.recv(DATAGRAM_BYTES)
             except BlockingIOError:
                 return
             try:
@@ -241,6 +240,32 @@ class Daemon:
                 log.warning("a worker's report is refused: %s", error)
                 continue
             self._snapshots.on_worker(news)
+
+    async def _watch_endpoint(self) -> None:
+        """Report that workers do not reach this daemon, because its files were deleted, and make these anew."""
+        while not self._clearing:
+            if missing := self._endpoint.missing():
+                self._reopen(missing)
+            await asyncio.sleep(WATCH_S)
+
+    def _reopen(self, missing: list[str]) -> None:
+        where = f"{', '.join(missing)} in {self._directory}, where the ranks of this node reach the snapshot daemon"
+        if self._endpoint.taken:
+            self._snapshots.begin_trouble(f"{where}: another process has taken the place", None)
+            return
+        self._receive()  # what was sent before
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._endpoint.inbox)
+        try:
+            self._endpoint.restore()
+        except OSError as error:
+            self._snapshots.begin_trouble(f"deleted: {where}; it cannot be made anew: {error.strerror or error}", error.errno)
+        else:
+            self._mounts.keep()
+            by = "an epilog, RemoveIPC of logind or somebody else clears that directory"
+            self._snapshots.begin_trouble(f"deleted: {where}; it is made anew, but {by}", errno.ENOENT)
+            self._snapshots.released()  # buffers that could not be made meanwhile
+        loop.add_reader(self._endpoint.inbox, self._receive)
 
 
 def _remove_empty(path: Path) -> None:

@@ -35,7 +35,12 @@ class Mounts:
         mark = hashlib.blake2b(job.encode(), digest_size=16).hexdigest()
         known = _read(directory / FILE).get(mark, {})
         self._points = {root: known[str(root)] if str(root) in known else _mount_point(root) for root in roots}
-        _write(directory, {mark: {str(root): point for root, point in self._points.items()}})
+        self._directory, self._mark = directory, mark
+        self.keep()
+
+    def keep(self) -> None:
+        """Leave what this daemon has seen to the next one."""
+        _write(self._directory, {self._mark: {str(root): point for root, point in self._points.items()}})
 
     def check(self, root: Path) -> None:
         """Raises FileNotFoundError where the file system of a directory was mounted, and is not any more."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from checkpoint.tiers.blueprint import Blueprint
 from checkpoint.worker_news import StateCopied
 
 
@@ -20,6 +21,7 @@ class Session:
         done: ranks that are done with the present lease, by a snapshot or without.
         digest: of the arrays, once all ranks have announced the same: buffers are made for it.
         ready: buffers for the layout are there.
+        plan: that was read last: what buffers are made for.
 
     Invariants: `done` and the keys in `copied` are among `ranks`; a skipped step is not in `copied`.
     """
@@ -35,6 +37,7 @@ class Session:
     done: set[int] = field(default_factory=set)
     digest: str = ""
     ready: bool = False
+    plan: Blueprint | None = None
 
     def counts(self, step: int, again: int) -> bool:
         """A rank takes a step that often `again`, or would have: whether that counts, and not another one's later try.

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from checkpoint.daemon.buffer_places import BufferPlaces
+from checkpoint.daemon.endpoint import Endpoint
 from checkpoint.daemon.mounts import Mounts
 from checkpoint.daemon.session import Session
 from checkpoint.daemon.shards import node_shard
@@ -32,8 +33,7 @@ from checkpoint.protocol import (
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.tiers import blueprint
 from checkpoint.tiers.blueprint import Blueprint
-from checkpoint.tiers.lease import LINK, Lease, LeaseWord
-from checkpoint.tiers.session import CONTROL
+from checkpoint.tiers.lease import Lease
 from checkpoint.worker_news import (
     BufferBroken,
     LayoutAnnounced,
@@ -55,6 +55,7 @@ class Snapshots:
 
     Args:
         mounts: of the places of buffers.
+        endpoint: where the workers are told of leases.
         report: takes news.
 
     Attributes:
@@ -65,15 +66,14 @@ class Snapshots:
     prepared for the workers before is never leased to others.
     """
 
-    def __init__(self, settings: DaemonSettings, mounts: Mounts, report: Callable[[DaemonNews], None]) -> None:
+    def __init__(self, settings: DaemonSettings, mounts: Mounts, endpoint: Endpoint, report: Callable[[DaemonNews], None]) -> None:
         self.memory = settings.memory
-        self._directory = Path(settings.directory)
+        self._directory, self._endpoint = Path(settings.directory), endpoint
         self.places = BufferPlaces(settings, mounts)
         self._count = settings.buffers
         self._generation = settings.generation
         self._report = report
-        self._word = LeaseWord(self._directory / CONTROL, create=True)
-        self._lease = Lease(settings.generation, self._word.read().number, None)
+        self._lease = Lease(settings.generation, endpoint.lease.number, None)
         self._publish(None)  # what the daemon before this one has leased is not known here
         self.buffers = self.places.open()
         self._session: Session | None = None
@@ -103,6 +103,7 @@ class Snapshots:
     async def begin(self, request: BeginSession) -> None:
         """A generation begins; no worker of the one before is alive, or `renew` is set."""
         self._session, self._last, self._generation = None, None, request.generation
+        self._endpoint.begin()
         self._publish(None)
         self.buffers.begin()
         if request.renew:
@@ -177,12 +178,12 @@ class Snapshots:
             if session is not self._session or not digest:
                 return
             try:
-                plan = await asyncio.to_thread(blueprint.read, self._directory, digest, session.ranks)
+                plan = session.plan = await self._read_plan(session, digest)
             except blueprint.LayoutChanged:
                 return  # the rank announces it next, and buffers are made once all have
             except (OSError, ValueError) as error:
                 if self._is_wanted(session, digest):
-                    self._begin_trouble(f"what the workers will write cannot be read: {error}", getattr(error, "errno", None))
+                    self.begin_trouble(f"what the workers will write cannot be read: {error}", getattr(error, "errno", None))
                 return
             if plan.place is not None and session is self._session:
                 session.shard, session.shards = plan.place
@@ -203,6 +204,15 @@ class Snapshots:
             if session is self._session:
                 places = tuple(str(place) for place in self.places.all)
                 self._report(NoRoom(generation=self._generation, size_bytes=plan.size_bytes * self._count, places=places))
+
+    async def _read_plan(self, session: Session, digest: str) -> Blueprint:
+        """What the workers have written down; where that was deleted, what was read of it before. Raises OSError, ValueError."""
+        try:
+            return await asyncio.to_thread(blueprint.read, self._directory, digest, session.ranks)
+        except FileNotFoundError:
+            if session.plan is None or not blueprint.is_of(session.plan.digest, digest):
+                raise
+            return session.plan
 
     async def _make_buffers(self, session: Session, digest: str, place: Path, plan: Blueprint) -> None:
         """Make all buffers that are free, then lease one; less where something else was announced meanwhile. Raises OSError."""
@@ -226,7 +236,7 @@ class Snapshots:
             idle = self.buffers.idle
             if idle and not enough:
                 await self.buffers.remove_empty()
-            self._begin_trouble(f"no buffers in {root}: {error.strerror or error}", error.errno)
+            self.begin_trouble(f"no buffers in {root}: {error.strerror or error}", error.errno)
         if enough or not idle:
             return  # some are in use, or are read: it is tried again when they are not, or when less is needed
         for place in self.places.slower(root):
@@ -258,7 +268,7 @@ class Snapshots:
     def _use(self, session: Session, digest: str, plan: Blueprint) -> None:
         """Lease the buffers that were made, if the workers still write what they are for."""
         if self._is_wanted(session, digest):
-            _point(self._directory / LINK, self.buffers.root)
+            self._endpoint.point(self.buffers.root)
             self.buffers.use(plan)
             session.ready = True
             self.offer()
@@ -278,7 +288,7 @@ class Snapshots:
 
     def _publish(self, index: int | None) -> None:
         self._lease = Lease(self._generation, self._lease.number + 1, index)
-        self._word.publish(self._lease)
+        self._endpoint.publish(self._lease)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -294,7 +304,7 @@ class Snapshots:
                 session.layouts[news.rank] = news.digest
                 self._announced(session)
             case LayoutWriteFailed():
-                self._begin_trouble(f"rank {news.rank} cannot say what it will write: {news.reason}", news.errno)
+                self.begin_trouble(f"rank {news.rank} cannot say what it will write: {news.reason}", news.errno)
             case StateCopied():
                 self._copied(session, news)
             case StepSkipped():
@@ -352,13 +362,13 @@ class Snapshots:
 
     def _remake(self, index: int, why: str, number: int | None) -> None:
         """A buffer is not there any more, or has no room for one more page: it is made anew where that is needed."""
-        self._begin_trouble(why, number)
+        self.begin_trouble(why, number)
         self.buffers.doubt(index)
         if self._session is not None and self._session.digest:
             self._work.start(self._prepare(self._session))
 
-    def _begin_trouble(self, why: str, number: int | None) -> None:
-        """Until a snapshot is sealed; told once."""
+    def begin_trouble(self, why: str, number: int | None) -> None:
+        """Report that snapshots cannot be taken, once, until one is sealed again."""
         if self._broken_t is None:
             self._broken_t = time.monotonic()
             self._trouble(why, number)
@@ -406,11 +416,3 @@ class Snapshots:
                 )
             )
         self.offer()
-
-
-def _point(link: Path, target: Path) -> None:
-    """Make a link lead to another place, at once."""
-    new = link.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    new.symlink_to(target)
-    new.replace(link)

@@ -39,6 +39,9 @@ class LeaseWord:
 
     Invariant: one store of eight aligned bytes is atomic, and the daemon alone writes; so a reader sees a lease as a whole. The
     words behind it are the ranks' own, see `NodeAgreement`.
+
+    Attributes:
+        identity: device and number of the file.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -47,8 +50,10 @@ class LeaseWord:
             if create:
                 os.ftruncate(fd, mmap.PAGESIZE)
             self._map = mmap.mmap(fd, mmap.PAGESIZE)
+            found = os.fstat(fd)
         finally:
             os.close(fd)
+        self.identity = found.st_dev, found.st_ino
         self.words = memoryview(self._map).cast("Q")
 
     def publish(self, lease: Lease) -> None:
