@@ -224,6 +224,7 @@ class NodeAgent(LocalElasticAgent):
             )
             for local in range(len(start.devices))
         ]
+        memory.keep(self._regions, settings.driver, settings.addr)
         self._workers = Workers(
             settings.node,
             environs,

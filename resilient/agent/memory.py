@@ -145,6 +145,13 @@ def leave_record(regions: Path, driver: str, addr: str = "") -> None:
     new.replace(path)
 
 
+def keep(regions: Path, driver: str, addr: str) -> None:
+    """Make the directory and its record anew where somebody has cleared them, as the epilog of another job may. Raises OSError."""
+    if not (regions / FILE).exists():
+        safe_dir.make_private(regions)
+        leave_record(regions, driver, addr)
+
+
 def clear_up(regions: Path) -> None:
     """Of an agent that is gone, leave nothing but records that are durable nowhere else."""
     with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from parts import PATIENCE_S, FakeDriver
 
 from checkpoint.tiers import session
 from resilient import storage
-from resilient.agent.memory import daemon_directory, region_directory
+from resilient.agent.memory import agent_record, daemon_directory, region_directories, region_directory
 from resilient.config import Config
 from resilient.driver.lease import LOCK
 from resilient.exits import Exit
@@ -238,8 +238,24 @@ def test_an_agent_whose_driver_is_gone_ends_with_its_workers_and_leaves_what_the
 
 def test_an_agent_that_ends_by_an_error_of_its_own_says_which(node: Node):
     ready, _ = node.driver.until(Ready)
-    shutil.rmtree(region_directory(node.run_dir, 0))  # no earlier: the health check is there, too
+    regions = region_directory(node.run_dir, 0)
+    shutil.rmtree(regions)  # no earlier: the health check is there, too
+    regions.write_text("not a directory")
     node.begin(ready, 1)
     failed, _ = node.driver.until(AgentFailed)
-    assert failed.error.startswith("FileNotFoundError: ")
+    regions.unlink()
+    assert failed.error.startswith("NotADirectoryError: ")
+    assert str(regions) in failed.error
     assert node.process.wait(PATIENCE_S) == 1
+
+
+def test_an_agent_whose_directory_in_memory_was_cleared_starts_the_next_generation(node: Node):
+    node.start(1)
+    (regions,) = region_directories(node.run_dir)
+    shutil.rmtree(regions)
+    node.driver.send(Stop(generation=1))
+    _, started = node.start(2)
+    assert sorted(started.pids) == [0, 1]
+    record = agent_record(node.run_dir, 0)
+    assert record is not None and record.pid == node.process.pid
+    assert [path.name for path in regions.glob("g2-rank*")] != []
