@@ -51,6 +51,7 @@ def run_dir(tmp_path: Path) -> Path:
     for name, text in {**files, "events.jsonl": "", ".lease": "", ".lock": ""}.items():
         (made / name).write_text(text)
         (made / name).chmod(0o600)
+    (made / "checkpoints" / storage.IDENTITY).write_text("gpt\n")
     return made
 
 
