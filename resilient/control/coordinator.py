@@ -222,7 +222,7 @@ class Coordinator:
         """Whether a node may say this: in the generation that runs, it speaks of its own ranks alone. Raises NotAMessage."""
         if message.generation != self.generation or self._core.generations.state is not generations.State.RUNNING:
             return
-        own = self.membership.ranks(node)
+        own = self.membership.assignment.ranks(node)
         strangers = [rank for rank in _ranks_of(message) if rank not in own]
         if strangers:
             raise NotAMessage(f"not a message of its own: it is about rank {strangers[0]}, and the node has {_listed(own)}")

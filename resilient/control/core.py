@@ -51,6 +51,10 @@ def core_of(job: JobSpec, last_generation: int) -> Core:
     roll_backs = RollBacks(snapshots, job.skip)
     generations = Generations(job, membership, snapshots, incidents, roll_backs, last_generation)
     shutdown = Shutdown(job, membership, snapshots, generations)
+
+    def node_rank_of(rank: int) -> int:
+        return membership.assignment.node_rank_of(rank)
+
     return Core(
         job=job,
         membership=membership,
@@ -63,8 +67,8 @@ def core_of(job: JobSpec, last_generation: int) -> Core:
         generations=generations,
         ends=WorkerEnds(job.files),
         watchdog=Watchdog(job.hang),
-        inspector=Inspector(membership.node_rank_of),
-        first_step=FirstStep(membership.node_rank_of),
+        inspector=Inspector(node_rank_of),
+        first_step=FirstStep(node_rank_of),
         stragglers=Stragglers(job.stragglers) if job.stragglers is not None else None,
         run_dir=RunDir(),
         shutdown=shutdown,

@@ -201,8 +201,9 @@ class Generations:
         port = first.ready_port
         assert port is not None
         asked = {node for node in membership.members if membership.is_left(node) and not membership.has_departed(node)}
-        gone = [node for node in membership.members if node not in members and node not in asked]
-        if len(members) < membership.size and gone:
+        goes_on = set(members)
+        gone = [node for node in membership.members if node not in goes_on and node not in asked]
+        if len(members) < len(membership.members) and gone:
             fewer = "1 node goes on" if len(members) == 1 else f"{len(members)} nodes go on"
             reason = f"no spare stands in for node {listed(gone)}: {fewer}, with the same global batch"
             self._incidents.follow_up("shrink", reason, when.now, self.generation, out)
@@ -217,7 +218,7 @@ class Generations:
         if go_back_to is not None and self._saved_step is not None and self._saved_step > go_back_to:
             self._saved_step = None  # the script has to delete it
         for node_rank, node in enumerate(members):
-            own = membership.ranks(node)
+            own = membership.assignment.ranks(node)
             message = Start(
                 generation=self.generation,
                 node_rank=node_rank,
@@ -231,9 +232,9 @@ class Generations:
                 go_back_to=go_back_to,
                 skip=tuple(self._roll_backs.skip),
                 saved_step=self._saved_step,
-                world_size=membership.world_size,
+                world_size=membership.assignment.world_size,
                 first_rank=own.start,
-                devices=membership.devices(node),
+                devices=membership.assignment.devices(node),
             )
             out.send(node, message)
 
@@ -242,7 +243,7 @@ class Generations:
     @property
     def world_size(self) -> int:
         """Ranks of the present members."""
-        return self._membership.world_size
+        return self._membership.assignment.world_size
 
     @property
     def place_ranks(self) -> int:
@@ -278,7 +279,7 @@ class Generations:
             "resumed_step": resumed_step,
             "tier": tier if resumed_step else None,
         }
-        ranks = [len(membership.ranks(node)) for node in membership.members]
+        ranks = [len(membership.assignment.ranks(node)) for node in membership.members]
         if len(set(ranks)) > 1:
             fields["ranks"] = ranks
         if left_out := membership.left_out():

@@ -11,12 +11,12 @@ attended seconds (`resilient.control.attendance`). News of a node costs the same
 only when nobody is waited for any more.
 """
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import takewhile
 
+from resilient.control.assignment import RankAssignment
 from resilient.control.shares import Rules, shares
 from resilient.placement import fabric
 from resilient.recovery.without_spare import REMEMBERED
@@ -71,7 +71,10 @@ class Node:
 
 
 class Membership:
-    """The nodes, and which of them are members: those of the present generation, or of the last one, by node rank.
+    """The nodes, and which of them are members: those of the present generation, or of the last one.
+
+    Attributes:
+        assignment: which ranks are on which member.
 
     Args:
         rules: how many ranks a generation and its nodes may have; the most are what the config asks for.
@@ -81,9 +84,8 @@ class Membership:
 
     Invariants, of sets that spare a pass over all nodes: `_absent` are those that have not joined, `_unfit` those that are unfit,
     `_awaited` the members that are neither ready nor gone, `_standing_by` those that are ready and no members, `_held_for`
-    some of those in `_absent`, `_wounded` those with devices that are left out. Members are distinct. `_firsts` are the first ranks
-    of the members by node rank, and the number of all ranks. `_stuck_s` has those that have come and were not ready yet, the first
-    that came first.
+    some of those in `_absent`, `_wounded` those with devices that are left out. `_stuck_s` has those that have come and were not
+    ready yet, the first that came first.
     """
 
     def __init__(self, rules: Rules, spares: int, rejoin_s: float, stage_nodes: int = 1) -> None:
@@ -92,8 +94,7 @@ class Membership:
         self.wanted = rules.nodes
         self.nodes = [Node() for _ in range(self.wanted + spares)]
         self._stage_nodes = stage_nodes
-        self._node_ranks = {index: index for index in range(self.wanted)}
-        self._firsts = list(range(0, (self.wanted + 1) * rules.procs, rules.procs))
+        self.assignment = RankAssignment(range(self.wanted), (rules.procs,) * self.wanted)
         self._wounded: set[int] = set()
         self._whole: dict[int, int] = {}  # ranks of so many whole nodes, of those that were asked for
         self._started = False
@@ -109,7 +110,6 @@ class Membership:
         self._stuck_s: dict[int, float] = {}  # when nodes that have come count as lost, for they were never ready
         self._left: set[int] = set()  # on request; no agent is started there
         self._departed: set[int] = set()  # of those, the ones that are not of the job any more
-        self._devices: dict[int, tuple[int, ...]] = {}  # of members that do not compute on all
 
     def begin(self, now_s: float) -> None:
         """The job begins: all are to be started."""
@@ -189,7 +189,7 @@ class Membership:
 
     def missed(self, now_s: float) -> list[int]:
         """The members that are gone and waited for."""
-        absent = (index for index in self._absent if index in self._node_ranks)
+        absent = (index for index in self._absent if index in self.assignment)
         return sorted(index for index in absent if self.nodes[index].gone and now_s < self.nodes[index].until_s)
 
     def refused(self, index: int, why: str) -> None:
@@ -235,7 +235,7 @@ class Membership:
     def can_leave(self, leaving: Collection[int]) -> bool:
         """Whether the others can go on at once without these."""
         out = self._absent.union(self._unfit, leaving)
-        return self._world(index for index in (*self._node_ranks, *self._standing_by) if index not in out) > 0
+        return self._world(index for index in (*self.members, *self._standing_by) if index not in out) > 0
 
     def leave_out(self, index: int, devices: Collection[int]) -> bool:
         """Devices of a node do not work: from the next generation on it goes on without them, until its agent is started anew.
@@ -246,7 +246,7 @@ class Membership:
         node = self.nodes[index]
         before, node.dead = node.dead, node.dead.union(devices)
         self._wounded.add(index)
-        those = (each for each in (*self._node_ranks, *self._standing_by) if not self.nodes[each].unfit)
+        those = (each for each in (*self.members, *self._standing_by) if not self.nodes[each].unfit)
         if self._usable(index) and node.joined and self._world(those):
             return True
         node.dead = before
@@ -256,7 +256,7 @@ class Membership:
 
     def computes_on_dead(self) -> list[int]:
         """The members whose ranks compute on devices that are to be left out."""
-        return sorted(index for index in self._wounded if not self.nodes[index].dead.isdisjoint(self.devices(index)))
+        return sorted(index for index in self._wounded if not self.nodes[index].dead.isdisjoint(self.assignment.devices(index)))
 
     def shun(self, index: int) -> None:
         """A node is slow: others are preferred to it."""
@@ -267,49 +267,19 @@ class Membership:
     @property
     def members(self) -> tuple[int, ...]:
         """By node rank."""
-        return tuple(self._node_ranks)
-
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-        return len(self._node_ranks)
+        return self.assignment.nodes
 
     def is_member(self, index: int) -> bool:
         """Whether a node takes part in the present generation."""
-        return index in self._node_ranks
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the members."""
-        return self._firsts[-1]
-
-    def ranks(self, index: int) -> range:
-        """The ranks on a node; none on one that is no member."""
-        if index not in self._node_ranks:
-            return range(0)
-        at = self._node_ranks[index]
-        return range(self._firsts[at], self._firsts[at + 1])
-
-    def node_rank_of(self, rank: int) -> int:
-        """Of the member that has a rank."""
-        return bisect_right(self._firsts, rank) - 1
-
-    def devices(self, index: int) -> tuple[int, ...]:
-        """On which devices the ranks of a member compute, in their order; those of a whole node are numbered from 0."""
-        return self._devices.get(index) or tuple(range(len(self.ranks(index))))
-
-    def device_of(self, rank: int) -> int:
-        """On which a rank of a member computes."""
-        index = self.members[self.node_rank_of(rank)]
-        return self.devices(index)[rank - self.ranks(index).start]
+        return index in self.assignment
 
     def left_out(self) -> dict[int, list[int]]:
         """By member, the devices that are left out because they do not work."""
-        return {index: sorted(self.nodes[index].dead) for index in sorted(self._wounded) if index in self._node_ranks}
+        return {index: sorted(self.nodes[index].dead) for index in sorted(self._wounded) if index in self.assignment}
 
     def failure_domains(self) -> tuple[str, ...]:
         """Of the members, by node rank, as the fabric tells; empty where it does not."""
-        return fabric.failure_domains([self.nodes[index].place for index in self._node_ranks])
+        return fabric.failure_domains([self.nodes[index].place for index in self.members])
 
     def joined(self) -> list[int]:
         """The nodes that have an agent."""
@@ -323,18 +293,17 @@ class Membership:
 
     def start(self, members: Sequence[int]) -> None:
         """A generation of these nodes, by node rank, begins."""
-        self._node_ranks, self._started = {index: node_rank for node_rank, index in enumerate(members)}, True
         counts = shares([self._able(index) for index in members], self._rules)
-        self._firsts = [0, *accumulate(counts)]
-        self._devices = {}
+        fewer = {}
         for index, count in zip(members, counts, strict=True):
             if count < self._rules.procs:
                 working = [device for device in range(self._rules.procs) if device not in self.nodes[index].dead]
-                self._devices[index] = tuple(working[:count])
+                fewer[index] = tuple(working[:count])
+        self.assignment, self._started = RankAssignment(members, counts, fewer), True
         for index in members:
             self.nodes[index].ready_port, self.nodes[index].gone = None, False
         self._awaited = set(members)
-        self._standing_by = {index for index, node in enumerate(self.nodes) if node.ready and index not in self._node_ranks}
+        self._standing_by = {index for index, node in enumerate(self.nodes) if node.ready and index not in self.assignment}
 
     def choose(self, now_s: float) -> tuple[int, ...] | None:
         """The members of the next generation by node rank; None while somebody is worth waiting for, or too few are there."""
@@ -344,7 +313,7 @@ class Membership:
         if any(self.nodes[index].ready_port is None and now_s < self.nodes[index].until_s for index in self._unfit):
             return None  # it has not told yet what it holds
         standing_by = sorted(self._standing_by, key=lambda index: (*self._merit(index), -index))  # the best last
-        places = [index if self.nodes[index].ready else None for index in self._node_ranks]
+        places = [index if self.nodes[index].ready else None for index in self.members]
         places += [None] * (self.wanted - len(places))
         for at, taken in enumerate(places):  # nobody who is ready gives way before all places are taken
             if taken is None and standing_by:
@@ -391,7 +360,10 @@ class Membership:
         """Whether a generation with what stands by would be larger."""
         if not self._standing_by:
             return False
-        return self._world((*self._node_ranks, *self._standing_by), self.size + len(self._standing_by)) > self.world_size
+        return (
+            self._world((*self.members, *self._standing_by), len(self.members) + len(self._standing_by))
+            > self.assignment.world_size
+        )
 
     def fewer(self) -> int:
         """With how many ranks the run can go on, without the nodes that are gone now; 0 if not at all."""

@@ -61,7 +61,7 @@ class Response:
             fault_id=self._core.incidents.next_id(self._core.generations.generation),
             kind="node_lost",
             cause=cause,
-            ranks=tuple(self._core.membership.ranks(node)),
+            ranks=tuple(self._core.membership.assignment.ranks(node)),
             nodes=(node,),
             step=computed(run.step, run.resumed_step) if run is not None else None,
             detail=detail,
@@ -87,13 +87,15 @@ class Response:
         if self._core.generations.state is not State.RUNNING or self._core.ends.settling or not (still or stopped):
             return
         membership = self._core.membership
-        asked = [rank for node in case.nodes for rank in membership.ranks(node)]
+        asked = [rank for node in case.nodes for rank in membership.assignment.ranks(node)]
         fault_id = self._core.incidents.next_id(self._core.generations.generation)
         watchdog = self._core.watchdog
         waits, others = waiting_and_others(case.found)
         watchdog.found_waiting(waits)
         watchdog.found_elsewhere(others, when.attended_s)
-        fault = culprit(fault_id, suspicion, case.found, asked, watchdog.alive, membership.node_rank_of, watchdog.ceiling_s)
+        fault = culprit(
+            fault_id, suspicion, case.found, asked, watchdog.alive, membership.assignment.node_rank_of, watchdog.ceiling_s
+        )
         if fault is None:
             watchdog.excuse(suspicion)
             return
@@ -229,10 +231,9 @@ class Response:
 
     def _leave_out(self, fault: Fault, when: Moment, out: Outbox) -> None:
         """The device of a rank has failed: where its node may go on without it, it need not take the others along."""
-        membership = self._core.membership
+        assignment = self._core.membership.assignment
         for rank in fault.ranks if fault.device else ():
-            node = membership.members[membership.node_rank_of(rank)]
-            self.leave_out(node, {membership.device_of(rank)}, fault.detail, when, out)
+            self.leave_out(assignment.node_of(rank), {assignment.device_of(rank)}, fault.detail, when, out)
 
     def grow(self, when: Moment, out: Outbox) -> None:
         """Nodes are taken in that have returned."""

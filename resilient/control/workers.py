@@ -90,8 +90,7 @@ class Workers:
         if episode.over:
             self._core.incidents.recovered(fault_id, episode.step, when.now, self._generation, out)
         else:
-            membership = self._core.membership
-            fault = episode.fault(fault_id, membership.members[membership.node_rank_of(episode.rank)])
+            fault = episode.fault(fault_id, self._core.membership.assignment.node_of(episode.rank))
             self._response.on_fault(fault, when, out)
 
     def _on_news(self, node: int, news: DaemonNews, when: Moment, out: Outbox) -> None:

@@ -373,7 +373,7 @@ class JobMachine(RuleBasedStateMachine):
     def running(self) -> list[Agent]:
         """The nodes of the present generation, if all of its workers are there."""
         found = [agent for agent in self.agents if agent.rank is not None and agent.generation == self.core.generation]
-        return found if len(found) == self.core.membership.size else []
+        return found if len(found) == len(self.core.membership.members) else []
 
     @rule(snapshot=st.booleans(), wanted=st.booleans(), ahead=st.sampled_from([None, None, *range(NODES + SPARES)]))
     def a_step(self, snapshot: bool, wanted: bool, ahead: int | None) -> None:

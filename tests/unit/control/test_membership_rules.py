@@ -66,8 +66,8 @@ def test_a_spare_takes_the_rank_of_the_node_that_is_gone_and_the_others_keep_the
     assert nodes.choose() is None  # node 3 is ending its workers
     nodes.again(3)
     assert nodes.start() == (0, 4, 2, 3)
-    assert nodes.all.ranks(4) == range(2, 4)
-    assert not nodes.all.ranks(1)
+    assert nodes.all.assignment.ranks(4) == range(2, 4)
+    assert not nodes.all.assignment.ranks(1)
 
 
 def test_a_node_that_has_returned_is_the_next_spare():
@@ -258,7 +258,7 @@ def partial(spares: int = 0, least: int = 1) -> Nodes:
     nodes.all.begin(nodes.now)
     nodes.all.launches(nodes.now)
     nodes.join(*range(4 + spares))
-    assert nodes.start() == (0, 1, 2, 3) and nodes.all.world_size == 8
+    assert nodes.start() == (0, 1, 2, 3) and nodes.all.assignment.world_size == 8
     return nodes
 
 
@@ -268,9 +268,10 @@ def test_a_node_goes_on_without_a_device_that_does_not_work_and_later_ranks_move
     assert nodes.all.computes_on_dead() == [1]
     nodes.again(0, 1, 2, 3)
     assert nodes.start() == (0, 1, 2, 3)
-    assert [nodes.all.ranks(node) for node in range(4)] == [range(2), range(2, 3), range(3, 5), range(5, 7)]
-    assert (nodes.all.devices(0), nodes.all.devices(1), nodes.all.device_of(2)) == ((0, 1), (1,), 1)
-    assert [nodes.all.node_rank_of(rank) for rank in range(7)] == [0, 0, 1, 2, 2, 3, 3]
+    assignment = nodes.all.assignment
+    assert [assignment.ranks(node) for node in range(4)] == [range(2), range(2, 3), range(3, 5), range(5, 7)]
+    assert (assignment.devices(0), assignment.devices(1), assignment.device_of(2)) == ((0, 1), (1,), 1)
+    assert [assignment.node_rank_of(rank) for rank in range(7)] == [0, 0, 1, 2, 2, 3, 3]
     assert not nodes.all.computes_on_dead() and nodes.all.left_out() == {1: [0]} and not nodes.all.can_grow()
 
 
@@ -278,11 +279,11 @@ def test_a_spare_is_preferred_to_a_node_with_a_device_less_and_that_one_stands_b
     nodes = partial(spares=1)
     assert nodes.all.leave_out(1, {0})
     nodes.again(0, 1, 2, 3)
-    assert nodes.start() == (0, 4, 2, 3) and nodes.all.world_size == 8
+    assert nodes.start() == (0, 4, 2, 3) and nodes.all.assignment.world_size == 8
     assert nodes.all.spare() is None and not nodes.all.can_grow()
     nodes.lose(3)
     nodes.again(0, 4, 2)
-    assert nodes.start() == (0, 4, 2, 1) and nodes.all.world_size == 7
+    assert nodes.start() == (0, 4, 2, 1) and nodes.all.assignment.world_size == 7
 
 
 def test_a_node_whose_agent_is_started_anew_has_all_its_devices():
@@ -291,7 +292,7 @@ def test_a_node_whose_agent_is_started_anew_has_all_its_devices():
     nodes.lose(1)
     nodes.join(1)
     nodes.again(0, 2, 3)
-    assert nodes.start() == (0, 1, 2, 3) and nodes.all.world_size == 8
+    assert nodes.start() == (0, 1, 2, 3) and nodes.all.assignment.world_size == 8
 
 
 def test_with_too_few_devices_left_nothing_is_left_out():
@@ -326,9 +327,9 @@ def test_whatever_dies_members_compute_on_devices_that_work_and_what_could_grow_
                 break
             nodes.all.start(members)
             for member in members:
-                used = nodes.all.devices(member)
-                assert len(used) == len(nodes.all.ranks(member)) and not nodes.all.nodes[member].dead.intersection(used)
-            assert sum(len(nodes.all.ranks(member)) for member in members) == nodes.all.world_size
+                used = nodes.all.assignment.devices(member)
+                assert len(used) == len(nodes.all.assignment.ranks(member)) and not nodes.all.nodes[member].dead.intersection(used)
+            assert sum(len(nodes.all.assignment.ranks(member)) for member in members) == nodes.all.assignment.world_size
             if not nodes.all.can_grow():
                 break
             assert turn < 7, "it grows again and again"
