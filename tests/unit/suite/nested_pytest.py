@@ -8,9 +8,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def run(directory: Path, tests: str, *options: str) -> tuple[int, str]:
-    """Exit status and output of a pytest of its own."""
+    """Exit status and output of a pytest of its own. A `conftest.py` that is there already is kept, behind the plugins."""
     (directory / "test_it.py").write_text(tests)
-    (directory / "conftest.py").write_text('pytest_plugins = ["costs", "soak", "confirming"]\n')
+    conftest = directory / "conftest.py"
+    own = conftest.read_text() if conftest.exists() else ""
+    conftest.write_text('pytest_plugins = ["costs", "soak", "confirming"]\n' + own)
     words = ["-p", "no:cacheprovider", "--rootdir", str(directory), "-W", "ignore", *options, str(directory)]
     command = [sys.executable, "-m", "pytest", *words]
     environ = {"PYTHONPATH": str(ROOT / "tests"), "PATH": "/usr/bin:/bin", "HOME": str(directory)}
