@@ -4,9 +4,13 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
+
+from resilient.config import Config, load
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
@@ -61,3 +65,36 @@ def test_the_commands_of_the_readme_exist_with_their_options(command: str, optio
 def test_the_files_that_the_readme_runs_exist():
     named = re.findall(r"\b((?:examples|experiments)/[\w./-]+\.yaml)", blocks())
     assert named and all((ROOT / name).is_file() for name in named)
+
+
+def configs() -> list[tuple[str, str]]:
+    """The blocks of YAML in the documents that are a config or a part of one: document, text."""
+    found = []
+    for document in (*DOCUMENTS, ROOT / "CONTRIBUTING.md"):
+        for block in re.findall(r"^ *```yaml\n(.*?)^ *```", document.read_text(), re.DOTALL | re.MULTILINE):
+            text = textwrap.dedent(block)
+            if yaml.safe_load(text).keys() <= Config.model_fields.keys():
+                found.append((document.name, text))
+    return found
+
+
+@pytest.mark.parametrize(("document", "text"), configs(), ids=[f"{name}-{number}" for number, (name, _) in enumerate(configs())])
+def test_every_config_of_the_documents_is_one_that_may_be_copied(
+    document: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for variable in ("SCRATCH", "PROJECT", "TMPDIR", "USER"):
+        monkeypatch.setenv(variable, str(tmp_path / "me"))
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    load(path)
+
+
+def test_the_first_config_for_slurm_can_be_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    monkeypatch.setenv("USER", "me")
+    path = tmp_path / "config.yaml"
+    path.write_text(next(text for name, text in configs() if name == "slurm.md"))
+    words = [sys.executable, "-m", "resilient", "submit", "--dry-run", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --nodes=9" in done.stdout
