@@ -64,10 +64,11 @@ def _root(
     epilog="resilient run config.yaml train.steps=200 · resilient run --procs 4 train.py --lr 3e-4 · resilient run -m pkg.module",
 )
 def run(
+    context: typer.Context,
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[KEY=VALUE]... CONFIG | SCRIPT.py [ARG]... | -m MODULE [ARG]...",
+            metavar="[KEY=VALUE]... CONFIG [KEY=VALUE]... | SCRIPT.py [ARG]... | -m MODULE [ARG]...",
             help="The campaign's YAML file, or in torchrun's place a training script or a module and its arguments.",
         ),
     ],
@@ -95,8 +96,11 @@ def run(
     with patient(log):
         stop_early_on_signals(log)
         from resilient.driver.launch import AgentAhead
-        from resilient.run_words import understand
+        from resilient.run_words import asks_for_help, understand
 
+        if not module and asks_for_help(words):
+            typer.echo(context.get_help())
+            raise typer.Exit
         try:
             told = understand(words, module=module, procs=procs, nodes=nodes, run_dir=run_dir, accept=accept or ())
             with closing(AgentAhead()) if "SLURM_JOB_ID" not in os.environ else nullcontext() as ahead:

@@ -3,6 +3,7 @@
 Pure: words go in, the path of a config and the keys to set come out. A script without a config is an empty config and keys.
 """
 
+import itertools
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ from resilient.config.errors import COMMAND_LINE, ConfigError, Problem
 NO_CONFIG = Path(os.devnull)  # an empty file is a config
 
 OPTIONS = ("--procs", "--nodes", "--run-dir", "--accept", "--module", "--help")
+HELP = ("-h", "--help")
 
 _MET = "leave it out, for the runtime has its ranks find each other"
 OF_TORCHRUN = {
@@ -30,6 +32,8 @@ OF_TORCHRUN = {
 }
 """Options of torchrun, and what takes their place."""
 
+_DRY_RUN = "--dry-run is of `resilient submit`, and shows its batch script; `resilient plan` checks a config"
+
 _SETTING = re.compile(r"^[A-Za-z_][\w.]*=")
 _PYTHON = re.compile(r"^python[\d.]*$")
 
@@ -41,6 +45,14 @@ class Told:
     config: Path
     settings: tuple[str, ...]
     accept: tuple[str, ...] = ()
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Whether the command's own help is asked for: with nothing to run, or behind a config. Args: words: as of `understand`."""
+    rest = [*itertools.dropwhile(_SETTING.match, words)]
+    if not rest or rest[0] == "-m" or rest[0].endswith(".py"):
+        return False
+    return any(word in HELP for word in rest)
 
 
 def understand(
@@ -64,10 +76,8 @@ def understand(
     Raises:
         ConfigError: nothing is named that could be run.
     """
-    before = 0
-    while before < len(words) and _SETTING.match(words[before]):
-        before += 1
-    settings, rest = list(words[:before]), list(words[before:])
+    settings = [*itertools.takewhile(_SETTING.match, words)]
+    rest = list(words[len(settings) :])
     if module:
         rest = ["-m", *rest]
     if not rest or rest == ["-m"]:
@@ -101,6 +111,8 @@ def _accepted(words: Sequence[str]) -> tuple[list[str], list[str]]:
             keys.append(key)
         elif word.startswith("--accept="):
             keys.append(word.removeprefix("--accept="))
+        elif word.startswith("-"):
+            raise ConfigError([_wrong(_no_option(word))])
         else:
             settings.append(word)
     return settings, keys
@@ -121,7 +133,9 @@ def _no_option(word: str) -> str:
     plain = name.lstrip("-").replace("_", "-")
     if plain in OF_TORCHRUN:
         return f"{name} is torchrun's: {OF_TORCHRUN[plain]}"
-    if name in OPTIONS:
+    if name == "--dry-run":
+        return _DRY_RUN
+    if name in OPTIONS or name == "-m":
         return f"options come before everything else: write {name} right behind `resilient run`"
     near = get_close_matches(f"--{plain}", OPTIONS, 1, 0.7)
     did_you_mean = f"; did you mean {near[0]}?" if near else f": {', '.join(OPTIONS)}"

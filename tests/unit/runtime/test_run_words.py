@@ -3,6 +3,7 @@
 import inspect
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import typer
 from resilient.cli import app
 from resilient.config import ConfigError, load
 from resilient.entry import find, parse
-from resilient.run_words import NO_CONFIG, OPTIONS, understand
+from resilient.run_words import NO_CONFIG, OPTIONS, asks_for_help, understand
 
 NOTHING: dict[str, Any] = {"procs": None, "nodes": None, "run_dir": None}
 
@@ -114,11 +115,44 @@ def test_what_cannot_be_run_is_said(words: list[str]):
         (["--prcos", "4", "train.py"], "did you mean --procs?"),
         (["run_dir=runs/a", "--procs=2", "train.py"], "write --procs right behind `resilient run`"),
         (["--learning-rate", "4", "train.py"], "is none of `resilient run`: --procs, --nodes, "),
+        (["run.yaml", "--procs", "4"], "write --procs right behind `resilient run`"),
+        (["run.yaml", "seed=3", "-m", "x"], "write -m right behind `resilient run`"),
+        (["run.yaml", "--nproc-per-node=4"], "here it is --procs N"),
+        (["run.yaml", "--dry-run"], "`resilient plan` checks a config"),
+        (["--dry-run", "run.yaml"], "`resilient plan` checks a config"),
+        (["run.yaml", "-x"], "-x is none of `resilient run`: --procs, --nodes, "),
     ],
 )
 def test_an_option_that_there_is_not_is_answered_with_the_one_that_is_meant(words: list[str], said: str):
     with pytest.raises(ConfigError, match=re.escape(said)):
         understand(words, **NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["run.yaml", "--help"], True),
+        (["seed=3", "run.yaml", "train.steps=5", "-h"], True),
+        (["seed=3", "--help"], True),
+        (["run.yaml", "args.flag=-h"], False),
+        (["train.py", "--help"], False),
+        (["seed=3", "train.py", "-h"], False),
+        (["-m", "package.train", "--help"], False),
+        (["seed=3"], False),
+    ],
+)
+def test_help_is_that_of_the_command_behind_a_config_and_that_of_the_script_behind_a_script(words: list[str], asked: bool):
+    assert asks_for_help(words) is asked
+
+
+def test_the_command_shows_its_help_behind_a_config(tmp_path: Path):
+    config = tmp_path / "run.yaml"
+    config.write_text("")
+    words = [sys.executable, "-m", "resilient", "run", config, "-h"]
+    shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "Usage: " in shown.stdout and "CONFIG [KEY=VALUE]... |" in " ".join(shown.stdout.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"], "nothing was started"
 
 
 def test_the_options_that_are_named_are_those_of_the_command():
