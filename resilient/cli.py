@@ -130,7 +130,7 @@ def submit(
 
     given = overrides or []
     loaded = load(config, given)
-    must_be_startable(config, given, loaded, sinks=not loaded.slurm.other_packages)
+    must_be_startable(config, given, loaded, in_a_job=True)
     restrict(loaded.run_dir_mode)
     try:  # as the first job will: better now than after a night in the queue
         known = Known.of(loaded, config, given)

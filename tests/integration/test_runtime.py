@@ -183,7 +183,7 @@ print("the second time", "torch._dynamo" in sys.modules)  # which optimizers nee
 
 @pytest.mark.parametrize(
     ("entrypoint", "said"),
-    [soaked("nowhere.py", "nowhere.py cannot be read: No such file"), ("broken.py 1", "broken.py is not Python")],
+    [soaked("nowhere.py", "nowhere.py: there is no such file"), ("broken.py 1", "broken.py is not Python")],
 )
 def test_a_script_that_cannot_run_is_a_config_error(campaign: Callable[..., Campaign], tmp_path: Path, entrypoint: str, said: str):
     (tmp_path / "broken.py").write_text("def f(:\n")

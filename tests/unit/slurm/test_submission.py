@@ -58,14 +58,20 @@ def with_a_sink_of_no_package(tmp_path: Path, path: Path) -> Path:
     return path
 
 
+def with_a_script_that_is_not_there(tmp_path: Path, path: Path) -> Path:
+    path.write_text(f"{path.read_text()}entrypoint: {tmp_path}/nope.py --lr 1\n")
+    return path
+
+
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
+        (with_a_script_that_is_not_there, "entrypoint = {script}: there is no such file"),
         (moved, ": this config is of a run directory that was moved or copied to {tmp_path}/moved: move it back"),
         (with_a_module_that_hides_the_runtime, "entrypoint: {tmp_path}/resilient.py has the name of the runtime"),
         (with_a_sink_of_no_package, "logging.sinks.others.nobodys: no installed package has an entry point"),
     ],
-    ids=["moved", "hidden", "sink"],
+    ids=["script", "moved", "hidden", "sink"],
 )
 @pytest.mark.parametrize("words", [("run",), ("submit",), ("submit", "--dry-run")], ids=" ".join)
 def test_what_a_job_would_refuse_at_once_is_not_submitted(
@@ -76,12 +82,27 @@ def test_what_a_job_would_refuse_at_once_is_not_submitted(
     process = command(*words, str(file))
     told, _ = process.communicate()
     assert process.returncode == Exit.CONFIG, told
-    assert told.startswith(f"{file}:") and says.format(tmp_path=tmp_path) in told
+    assert told.startswith(f"{file}:") and says.format(tmp_path=tmp_path, script=shown(tmp_path / "nope.py")) in told
     assert (slurm.jobs(), sorted(tmp_path.rglob("*"))) == ([], there)
 
 
 def test_a_sink_whose_package_only_the_jobs_have_is_submitted(path: Path, slurm, tmp_path: Path):
     submit = command("submit", str(with_a_sink_of_no_package(tmp_path, path)), "slurm.modules=[wandb]")
+    assert (submit.communicate()[0].count("is submitted as job 100"), submit.returncode) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("entrypoint={tmp_path}/nope.py", "slurm.setup=[cp train.py nope.py]"),
+        ("entrypoint={tmp_path}/nope.py", "slurm.container={{image: {tmp_path}/torch.sif}}"),
+        ("entrypoint={tmp_path}/of_nodes/nope.py",),
+    ],
+    ids=["setup", "container", "nodes"],
+)
+def test_a_script_that_only_the_jobs_may_have_is_submitted(path: Path, slurm, tmp_path: Path, words: tuple[str, ...]):
+    (tmp_path / "torch.sif").touch()
+    submit = command("submit", str(path), *(word.format(tmp_path=tmp_path) for word in words))
     assert (submit.communicate()[0].count("is submitted as job 100"), submit.returncode) == (1, 0)
 
 
