@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from resilient.config import document
 from resilient.config.document import NotADocument
-from resilient.config.errors import shown
+from resilient.config.errors import ConfigError
 from resilient.config.sinks import SINKS
+from resilient.config.source import MOST, REPORTED, in_words, ordered, parse, reported
 from resilient.exits import Exit, ForeseenError
 
 MOST_CELLS = 10_000
-TOLD = 20
 
 # What would disturb the measurement, or is meant for another number of steps, is off; a grid that wants it says so.
 _MEASURING: Mapping[str, Any] = {
@@ -75,13 +75,16 @@ class Cell:
 
 def read(path: Path) -> tuple[Grid, list[Cell]]:
     """A grid and its cells, from its file. Raises GridError."""
-    values = _document(path)
     try:
-        grid = Grid.model_validate(values)
+        source = parse(path, "a grid")
+    except ConfigError as error:
+        raise GridError(str(error)) from None
+    try:
+        grid = Grid.model_validate(source.values)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        lines = [f"{path}: {shown('.'.join(map(str, each['loc'])))}: {' '.join(each['msg'].split())}" for each in found[:TOLD]]
-        raise GridError("\n".join(lines)) from None
+        found = error.errors(include_url=False)
+        problems = [in_words(source, dict(each), Grid) for each in found[: MOST * REPORTED]]
+        raise GridError("\n".join(map(str, reported(ordered(problems))))) from None
     base: Values = {}
     if grid.file is not None:
         base = _document(path.parent / grid.file)

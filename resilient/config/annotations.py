@@ -117,6 +117,11 @@ def allowed(annotation: Any, field: FieldInfo | None = None) -> str:
     return " or ".join(dict.fromkeys(words))
 
 
+def allowed_keys(annotation: Any) -> str | None:
+    """What the keys of a mapping may be, in words; None where something else may stand in its place."""
+    return allowed(typing.get_args(annotation)[0]) if typing.get_origin(annotation) is dict else None
+
+
 def _union_parts(annotation: Any) -> list[Any]:
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return [part for option in typing.get_args(annotation) for part in _union_parts(option)]
@@ -135,7 +140,8 @@ def _word(base: Any, limits: list[Any]) -> str:
     if base is type(None):
         return "null"
     if origin is list:
-        return f"a list (of {allowed(typing.get_args(base)[0])})"
+        entry = typing.get_args(base)[0]
+        return "a list" if entry is Any else f"a list (of {allowed(entry)})"
     if origin is tuple:
         arguments = typing.get_args(base)
         return f"a list of {len(arguments)} (each {allowed(arguments[0])})"

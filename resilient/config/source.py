@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from resilient.config import checks, document, paths, profile, warmup
-from resilient.config.annotations import Key, allowed, keys_called, keys_of, meant, section_of, walk
+from resilient.config.annotations import Key, allowed, allowed_keys, keys_called, keys_of, meant, section_of, walk
 from resilient.config.document import AmbiguousNumber, NotADocument
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
 from resilient.config.schema import Config
@@ -28,6 +28,7 @@ REPORTED = 50  # problems at once
 MOST = 4  # times as many are looked at: some are told by others
 MOST_MEANT = 3  # keys that a misplaced one is told to be
 WRITTEN = "# Written by resilient"  # how a config begins that `write` has written
+OF_A_KEY = "[key]"  # how pydantic ends the place of a key that is wrong, where the place of its value has nothing
 _READ_AS = (bool, int, float, datetime.date)  # what YAML makes of some texts that are not in quotes
 VARIABLES: Key = ("slurm", "environment")  # are text: a number stays as it is written, for 1.10 is not 1.1
 WARMUP: tuple[Key, Key] = (("optimizer", "warmup_samples"), ("optimizer", "warmup_tokens"))
@@ -329,6 +330,8 @@ def _number(part: str) -> int | None:
 
 def in_words(source: Source, found: Mapping[str, Any], root: type[BaseModel] = Config) -> Problem:
     """One of pydantic's findings as a problem that a person can act on. Args: root: the model of the whole file."""
+    if found["loc"][-1:] == (OF_A_KEY,) and (keys := allowed_keys(walk(found["loc"][:-2], root)[1])) is not None:
+        return source.problem(walk(found["loc"][:-1], root)[0], None, f"as a key, allowed: {keys}")
     key, annotation, field = walk(found["loc"], root)
     value = _lookup(source.values, key)
     if found["type"] == "extra_forbidden":
@@ -339,6 +342,8 @@ def in_words(source: Source, found: Mapping[str, Any], root: type[BaseModel] = C
         return source.problem(key, None, f"unknown key; {hint}allowed here: {', '.join(names)}")
     if found["type"] == "missing":
         return source.problem(key, None, "is missing")
+    if found["type"] == "too_short":
+        return source.problem(key, value, f"allowed: {allowed(annotation, field)}, not empty")
     if found["type"] == "finite_number":
         return source.problem(key, value, f"allowed: {allowed(annotation, field)}, and finite")
     if found["type"] == "string_unicode" and isinstance(value, str):

@@ -69,17 +69,25 @@ def test_a_cell_whose_config_changes_is_another_one(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name: g\naxis: {}\n", "axis"),
-        ("name: g\naxes: {parallel.tp: []}\n", "axes.parallel.tp"),
-        ("name: ../g\n", "name"),
+        ("name: g\naxis: {}\n", r"grid.yaml:2: axis: unknown key; did you mean 'axes'\? allowed here: name, about, "),
+        ("name: g\naxes: {parallel.tp: []}\n", r"grid.yaml:2: axes.parallel.tp = \[\]: allowed: a list, not empty$"),
+        ("name: g\naxes: {parallel.tp: 2}\n", "grid.yaml:2: axes.parallel.tp = 2: allowed: a list$"),
+        ("name: g\naxes: {Parallel.TP: [2]}\n", r"grid.yaml:2: axes.Parallel.TP: as a key, allowed: text, of the form \^\[a-z_\]"),
+        ("name: g\ncells: [{a b: 2}]\n", "grid.yaml:2: cells.0.a b: as a key, allowed: text, of the form"),
+        ("name: ../g\n", r"grid.yaml:1: name = ../g: allowed: text, of the form \^"),
+        ("about: x\n", "grid.yaml: name: is missing"),
         ("name: g\nfile: nowhere.yaml\n", "there is no such file"),
-        ("name: g\nsteps: 1\n", "steps"),
-        ("[1, 2]\n", "grid.yaml"),
+        ("name: g\nsteps: 1\n", "grid.yaml:2: steps = 1: allowed: a whole number, at least 2"),
+        ("name: g\nsteps: 1\naxis: {}\n", "(?s)grid.yaml:2: steps.*grid.yaml:3: axis"),
+        ("[1, 2]\n", "grid.yaml:1: a grid is a mapping of keys to values"),
         (
             "name: g\naxes:\n  parallel.tp: [1, 2]\n  parallel.tp: [4]\n",
-            "grid.yaml:4: parallel.tp stands twice; it was set in line 3",
+            "grid.yaml:4: axes.parallel.tp: stands twice; it was set in line 3",
         ),
-        ("name: g\ncells:\n  - {a: 1, b: {c: 1,\n      c: 2}}\n", "grid.yaml:4: c stands twice; it was set in line 3 already"),
+        (
+            "name: g\ncells:\n  - {a: 1, b: {c: 1,\n      c: 2}}\n",
+            "grid.yaml:4: cells.0.b.c: stands twice; it was set in line 3 already",
+        ),
         ("name: g\naxes: {" + ", ".join(f"a.k{n}: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]" for n in range(5)) + "}\n", "more than 10,000"),
     ],
 )

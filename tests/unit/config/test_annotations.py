@@ -25,6 +25,7 @@ class Pair(BaseModel):
         (Annotated[float, Field(gt=0, le=1)], "a number, above 0 and at most 1"),
         (Annotated[str, Field(pattern="^a$")] | Literal["auto"], "text, of the form ^a$ or auto"),
         (list[bool], "a list (of true or false)"),
+        (list[Any], "a list"),
         (tuple[int, int], "a list of 2 (each a whole number)"),
         (dict[str, int], "a mapping"),
         (Pair, "a mapping with the keys first, other"),
