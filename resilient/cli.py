@@ -271,7 +271,10 @@ def fork(
     from resilient.lineage.fork import fork as branch_off
     from resilient.lineage.fork import parent_of
 
-    directory, step = parent_of(parent)
+    try:
+        directory, step = parent_of(parent)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="RUN_DIR[@STEP]") from None
     typer.echo("\n".join(branch_off(directory, step, run_dir, overrides or []).lines()))
 
 

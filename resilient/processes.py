@@ -29,7 +29,14 @@ def must_be_run_directory(run_dir: Path) -> None:
     except OSError as error:
         raise EnvironmentUnusable(f"cannot read {error.filename}: {error.strerror}") from error
     if not any(part.is_file() for part in ledger.parts(run_dir / ledger.EVENTS)):
-        raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
+        raise EnvironmentUnusable(_why_none(run_dir))
+
+
+def _why_none(run_dir: Path) -> str:
+    """What keeps a path from being a run directory. Raises OSError."""
+    if run_dir.is_dir():
+        return f"{run_dir} is not a run directory: it has no {ledger.EVENTS}"
+    return f"{run_dir} is a file; a run directory is wanted" if run_dir.exists() else f"there is no directory {run_dir}"
 
 
 def other_owner(run_dir: Path) -> str | None:

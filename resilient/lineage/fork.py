@@ -69,11 +69,15 @@ class Forked:
 
 
 def parent_of(word: str) -> tuple[Path, int | None]:
-    """What `RUN_DIR[@STEP]` says; a directory that is called so comes first."""
-    found = _AT_STEP.fullmatch(word)
-    if found is None or Path(word).is_dir():
+    """What `RUN_DIR[@STEP]` says; a directory that is called so comes first. Raises ValueError if the step is no number."""
+    if Path(word).is_dir():
         return Path(word), None
-    return Path(found["run_dir"]), int(found["step"])
+    if (found := _AT_STEP.fullmatch(word)) is not None:
+        return Path(found["run_dir"]), int(found["step"])
+    run_dir, at, step = word.rpartition("@")
+    if at and Path(run_dir).is_dir():
+        raise ValueError(f"the step behind @ is a number of up to 8 digits, and not {step!r}")
+    return Path(word), None
 
 
 def fork(parent: Path, step: int | None, new: Path, overrides: Sequence[str]) -> Forked:

@@ -283,6 +283,9 @@ def test_the_step_is_told_behind_an_at_sign(tmp_path: Path):
     assert parent_of("me@home/a") == (Path("me@home/a"), None)
     (tmp_path / "a@5").mkdir()
     assert parent_of(str(tmp_path / "a@5")) == (tmp_path / "a@5", None)
+    for step in ("x", "", "-3", "123456789"):
+        with pytest.raises(ValueError, match="the step behind @ is a number of up to 8 digits, and not "):
+            parent_of(f"{tmp_path}@{step}")
 
 
 def test_the_lineage_is_json_in_ledger_and_identity(parent: Parent, tmp_path: Path):

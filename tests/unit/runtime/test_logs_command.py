@@ -107,9 +107,9 @@ def test_what_is_not_there_is_told_with_what_is(command: Command, tmp_path: Path
     code, out, err = command("--rank", "17")
     assert (code, out) == (0, "")
     assert "generation 4 has no such lines" in err
-    code, _, err = command(where=tmp_path / "logs")
+    code, _, err = command(where=tmp_path / "nope")
     assert code == 69
-    assert "is not a run directory" in err
+    assert f"there is no directory {tmp_path}/nope" in err
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ledger.EVENTS).touch()
     code, _, err = command(where=tmp_path / "empty")
@@ -322,8 +322,18 @@ COMMANDS = [["status"], ["stop"], ["evacuate", "n1"], ["watch"], ["logs"], ["rep
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-@pytest.mark.parametrize("kind", ["missing", "another tool's", "a file"])
-def test_what_is_no_run_directory_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, words):
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("missing", "there is no directory {}"),
+        ("another tool's", "{} is not a run directory: it has no events.jsonl"),
+        ("a file", "{} is a file; a run directory is wanted"),
+    ],
+    ids=["missing", "another tool's", "a file"],
+)
+def test_what_is_no_run_directory_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, says: str, words
+):
     path = tmp_path / "typo"
     if kind == "a file":
         path.touch()
@@ -336,7 +346,7 @@ def test_what_is_no_run_directory_is_told_in_a_line(tmp_path: Path, capsys: pyte
         code = end.code
     out, err = capsys.readouterr()
     assert (code, (out + err).count("\n")) == (Exit.UNUSABLE, 1), (out, err)
-    assert f"{path} is not a run directory: it has no events.jsonl" in out + err
+    assert says.format(path) in out + err
 
 
 def test_a_run_directory_that_may_not_be_read_is_told_in_a_line(capsys: pytest.CaptureFixture[str]):
