@@ -107,9 +107,18 @@ def _global_batch(config: Config, layout: Layout) -> str:
     """Who computes it."""
     size, micro, dp = config.train.global_batch_size, layout.micro_batch_size, layout.dp
     if layout.fuller == dp:
-        return f"{size} = micro batch {micro} × dp {dp} × {layout.accumulation} accumulated"
-    shares = f"{layout.fuller} of dp {dp} accumulate {layout.accumulation}, {dp - layout.fuller} {layout.accumulation - 1}"
-    return f"{size} = micro batch {micro} × {size // micro}: {shares}"
+        return f"{size} samples = micro batch {micro} × dp {dp} × {layout.accumulation} accumulated"
+    groups = ((layout.fuller, layout.accumulation), (dp - layout.fuller, layout.accumulation - 1))
+    shares = " and ".join(_computing(count, share) for count, share in groups)
+    return f"{size} samples = {size // micro} micro batches of {micro}: of {dp} replicas, {shares}"
+
+
+def _computing(count: int, share: int) -> str:
+    """How many replicas compute how many micro batches."""
+    if not share:
+        return f"{count} none"
+    what = "one" if share == 1 else str(share)
+    return f"1 computes {what}" if count == 1 else f"{count} compute {what} each"
 
 
 def nodes_left(config: Config, layout: Layout) -> dict[str, object]:

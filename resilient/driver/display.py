@@ -91,9 +91,7 @@ def describe(line: Line) -> str | None:
         case "action":
             return f"  {line['name'].replace('_', ' ')}: {line['reason']}"
         case "recovered":
-            lost = line["lost_steps"]
-            again = f", {lost} step{'s' * (lost != 1)} computed again" if lost else ", nothing lost"
-            return f"recovered at step {line['step']} after {line['downtime_s']:.2f} s{again}"
+            return _describe_recovery(line)
         case "checkpoint_missed":
             told = f"; {line['count']:,} so far" if line["count"] > 1 else ""
             return f"step {line['step']} has no checkpoint on tier {line['tier']}: {line['reason']}{told}"
@@ -111,6 +109,16 @@ def describe(line: Line) -> str | None:
         case "drain":
             return f"stopped by {line['signal']} after step {line['step']}, in {line['took_s']:.1f} s"
     return None
+
+
+def _describe_recovery(line: Line) -> str:
+    lost, downtime_s, down_s = line["lost_steps"], line["downtime_s"], line.get("down_s")
+    if down_s is not None:
+        return f"recovered: the run directory could not be written for {duration(down_s)}; training did not stop"
+    if not lost and not downtime_s:
+        return f"recovered at step {line['step']}: training did not stop"
+    again = f"{lost} step{'s' * (lost != 1)} computed again" if lost else "nothing lost"
+    return f"recovered at step {line['step']} after {downtime_s:.2f} s, {again}"
 
 
 def _describe_link(line: Line) -> str | None:

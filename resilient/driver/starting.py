@@ -46,10 +46,10 @@ class Starting:
         if self._over:
             return None
         counts = Counter(self._stages.values())
-        parts = [self._part(stage, hosts, counts[stage]) for stage in Stage if counts[stage]]
+        parts = [f"for {self._part(stage, hosts, counts[stage])}" for stage in Stage if counts[stage]]
         if not prepared:
-            parts.append("the preparation")
-        return f"waiting for {', for '.join(parts)}" if parts else None
+            parts.append("and for the entry point to be prepared" if parts else "for the entry point to be prepared")
+        return f"waiting {', '.join(parts)}" if parts else None
 
     def _part(self, stage: Stage, hosts: Mapping[int, str], count: int) -> str:
         if count > NAMED:

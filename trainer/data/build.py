@@ -208,7 +208,7 @@ def _built(
 def _tokenizer(source: Source, vocabulary: Vocabulary, workers: int, progress: Listener) -> str:
     if vocabulary.vocab_file is not None and vocabulary.merges_file is not None:
         return tokenizer.from_gpt2(vocabulary.vocab_file, vocabulary.merges_file).to_str()
-    progress(Progress("reading", 0, 0))
+    progress(Progress("reading the text", 0, 0))
     total = source.size_bytes
     stride = max(1, -(-total // TRAINING_BYTES))
 

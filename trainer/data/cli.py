@@ -101,7 +101,7 @@ def _shown() -> "Iterator[Callable[[Progress], None]]":
     columns = (TextColumn("{task.description}"), BarColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console, transient=True) as bar:
         shown = ""
-        task = bar.add_task("reading", total=None)
+        task = bar.add_task("reading the text", total=None)
 
         def show(now: "Progress") -> None:
             nonlocal shown

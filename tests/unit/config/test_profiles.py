@@ -157,3 +157,20 @@ def test_plan_says_of_a_script_nothing_that_only_a_config_decides(tmp_path: Path
     assert training(load(tmp_path / "config.yaml", ["train.steps=1000"]), {}, ()) == {"steps": "1,000"}
     assert "global batch" not in runtime_layout(config, layout(config, cpu_count=1, gpu_count=0))
     assert {"steps", "precision", "learning rate"} <= training(load(write(tmp_path, "name: x\n")), {}, ()).keys()
+
+
+@pytest.mark.parametrize(
+    ("batch", "procs", "words"),
+    [
+        (16, 2, "16 samples = micro batch 4 × dp 2 × 2 accumulated"),
+        (16, 6, "16 samples = 4 micro batches of 4: of 6 replicas, 4 compute one each and 2 none"),
+        (64, 6, "64 samples = 16 micro batches of 4: of 6 replicas, 4 compute 3 each and 2 compute 2 each"),
+        (32, 5, "32 samples = 8 micro batches of 4: of 5 replicas, 3 compute 2 each and 2 compute one each"),
+        (8, 3, "8 samples = 2 micro batches of 4: of 3 replicas, 2 compute one each and 1 none"),
+        (36, 5, "36 samples = 9 micro batches of 4: of 5 replicas, 4 compute 2 each and 1 computes one"),
+    ],
+)
+def test_the_plan_says_who_computes_the_global_batch(tmp_path: Path, batch: int, procs: int, words: str):
+    text = f"cluster: {{procs_per_node: {procs}}}\ntrain: {{global_batch_size: {batch}, micro_batch_size: 4}}\n"
+    config = load(write(tmp_path, text))
+    assert runtime_layout(config, layout(config, cpu_count=8, gpu_count=0))["global batch"] == words

@@ -117,7 +117,7 @@ def test_progress_ends_with_everything_done(tmp_path: Path, words: Path) -> None
     seen: list[Progress] = []
     build(Files([words]), tmp_path / "d", SMALL, workers=1, progress=seen.append)
     size = words.stat().st_size
-    assert list(dict.fromkeys(now.stage for now in seen)) == ["reading", "training the tokenizer", "tokenizing"]
+    assert list(dict.fromkeys(now.stage for now in seen)) == ["reading the text", "training the tokenizer", "tokenizing"]
     assert seen[-1] == Progress("tokenizing", size, size, 1)
     assert all(now.done_bytes <= now.total_bytes for now in seen)
 

@@ -33,7 +33,11 @@ def test_a_dataset_is_built_then_found(tmp_path: Path, words: Path) -> None:
     first = run(*options)
     assert first.returncode == 0
     assert re.fullmatch(r".*/out/d: built: 1 documents, [\d,]+ tokens, vocabulary 300\n", first.stdout)
-    assert [line.split(":")[0] for line in first.stderr.splitlines()] == ["reading", "training the tokenizer", "tokenizing"]
+    assert [line.split(":")[0] for line in first.stderr.splitlines()] == [
+        "reading the text",
+        "training the tokenizer",
+        "tokenizing",
+    ]
     again = run(*options)
     assert again.returncode == 0
     assert "is there already: 1 documents" in again.stdout

@@ -67,6 +67,20 @@ def test_faults_and_what_was_done_are_always_told():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"down_s": 21.2}, "recovered: the run directory could not be written for 21 s; training did not stop"),
+        ({}, "recovered at step 6: training did not stop"),
+        ({"downtime_s": 0.3}, "recovered at step 6 after 0.30 s, nothing lost"),
+        ({"downtime_s": 0.3, "lost_steps": 2}, "recovered at step 6 after 0.30 s, 2 steps computed again"),
+    ],
+)
+def test_a_recovery_says_for_how_long_training_stopped_or_that_it_did_not(fields, words):
+    line = {**BASE, "event": "recovered", "fault_id": "g1-1", "step": 6, "downtime_s": 0.0, "lost_steps": 0, **fields}
+    assert describe(line) == words
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
         ({"state": "down", "down_s": None, "detail": "no carrier"}, "link eth0 of node 3 (n0) is down: no carrier"),
         ({"state": "up", "down_s": 1.034}, "link eth0 of node 3 (n0) is up again after 1.03 s"),
         ({"state": "flapped", "down_s": 0.25}, "link eth0 of node 3 (n0) flapped: down for 0.25 s at most"),

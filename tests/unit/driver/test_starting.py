@@ -14,7 +14,8 @@ def test_each_stage_names_its_nodes_and_the_preparation_comes_last():
     starting.reached(1, Stage.STARTS)
     starting.reached(2, Stage.IMPORTS)
     told = starting.text({0: "jwb01", 2: "jwb03"}, prepared=False)
-    assert told == "waiting for node 1 to start, for jwb01, jwb03 to import the entry point, for the preparation"
+    assert told == "waiting for node 1 to start, for jwb01, jwb03 to import the entry point, and for the entry point to be prepared"
+    assert Starting().text({}, prepared=False) == "waiting for the entry point to be prepared"
 
 
 def test_a_node_that_is_ready_or_lost_is_not_waited_for():
@@ -63,8 +64,8 @@ def test_what_the_preparation_says_goes_first():
     now[0] += 2 * PLAIN_EVERY_S
     display.preparing("tokenizing", 5, 10)
     now[0] += 0.5 * PLAIN_EVERY_S
-    display.waiting("waiting for the preparation")
+    display.waiting("waiting for the entry point to be prepared")
     assert "waiting" not in out.getvalue()
     now[0] += PLAIN_EVERY_S
-    display.waiting("waiting for the preparation")
-    assert "waiting for the preparation" in out.getvalue()
+    display.waiting("waiting for the entry point to be prepared")
+    assert "waiting for the entry point to be prepared" in out.getvalue()
