@@ -161,7 +161,10 @@ def plan(
     results: Annotated[
         Path | None,
         typer.Option(
-            "--results", metavar="FILE", help="Of `resilient bench`, whose steps say how fast work is done.", parser=given.path
+            "--results",
+            metavar="DIR|FILE",
+            help="Of `resilient bench`: its directory or results.jsonl, whose steps say how fast work is done.",
+            parser=given.path,
         ),
     ] = None,
     rate: Annotated[
@@ -236,13 +239,17 @@ def report(
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve the page on a loopback port and keep it fresh, until Ctrl-C.")
     ] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="With --watch; 0: any that is free.")] = 0,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="With --watch; default: any that is free.")
+    ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as Markdown, for an issue or a chat.")] = False,
 ) -> None:
     """Write what happened to a campaign as one HTML file: curves, faults, jobs, nodes, checkpoints, where the time went."""
     from resilient.access import restrict_as
     from resilient.report import command
 
+    if port is not None and not watch:
+        raise typer.BadParameter("goes with --watch", param_hint="--port")
     if as_markdown and watch:
         raise typer.BadParameter("does not go with --watch", param_hint="--markdown")
     if output is not None and (as_markdown or watch):
@@ -251,7 +258,7 @@ def report(
     if as_markdown:
         typer.echo(command.as_markdown(run_dir), nl=False)
     elif watch:
-        command.serve(run_dir, port, typer.echo)
+        command.serve(run_dir, port or 0, typer.echo)
     else:
         if output is None or output.absolute().is_relative_to(run_dir.absolute()):
             restrict_as(run_dir)

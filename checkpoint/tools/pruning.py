@@ -43,6 +43,9 @@ def plans(path: Path, keep_last: int, keep_every: int | None) -> list[Plan]:
     Raises Refusal for numbers below 1, where there is no checkpoint, where none that stays has a sound manifest, and where the
     run directory was copied and its durable tier is that of another.
     """
+    for option, number in (("--keep-last", keep_last), ("--keep-every", keep_every)):
+        if number is not None and number < 1:
+            raise Refusal(f"{option} {number}: must be at least 1", WRONG)
     if step_of(directory(path)) is not None:
         raise Refusal(f"{path} is one checkpoint; name the directory that it is in", WRONG)
     durable = [tier for tier in tiers(path) if tier.durable]
@@ -61,10 +64,7 @@ def carry_out(plan: Plan, keep_last: int, keep_every: int | None) -> None:
 
 def _plan(root: Path, keep_last: int, keep_every: int | None) -> Plan:
     present = steps(root)
-    try:
-        gone = superseded(present, keep_last, keep_every)
-    except ValueError as error:
-        raise Refusal(str(error), WRONG) from error
+    gone = superseded(present, keep_last, keep_every)
     kept = tuple(step for step in present if step not in set(gone))
     if gone and not any(_sound(step_path(root, step)) for step in kept):
         raise Refusal(f"{root}: nothing was deleted, because none of the checkpoints that would stay has a sound manifest: {kept}")

@@ -5,6 +5,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from resilient import ledger
 from resilient.exits import EnvironmentUnusable
 from resilient.logs.paths import DIRECTORY
 from resilient.logs.reading import Follower, Wanted, follow, generations, lines
@@ -33,7 +34,7 @@ def show(run_dir: Path, wanted: Wanted, generation: int | None, *, following: bo
     if _print(run_dir, chosen, wanted):
         return
     other, without = _other(run_dir, chosen, wanted)
-    none = f"resilient: generation {chosen} has no such lines"
+    none = f"resilient: generation {chosen} has no such lines{_beyond(run_dir, chosen, wanted)}"
     if other is None:
         others = "one other" if without == 1 else f"{without} others"
         looked = f", nor were any found in the {others} that {'was' if without == 1 else 'were'} looked at" if without else ""
@@ -43,6 +44,14 @@ def show(run_dir: Path, wanted: Wanted, generation: int | None, *, following: bo
     else:
         sys.stderr.write(f"{none}; these are of generation {other}\n")
         _print(run_dir, other, wanted)
+
+
+def _beyond(run_dir: Path, generation: int, wanted: Wanted) -> str:
+    """Which ranks a generation has, where the one that is wanted is none of them."""
+    for line in ledger.read_events(run_dir / ledger.EVENTS) if wanted.rank is not None else ():
+        if line["event"] == "generation_started" and line["generation"] == generation and wanted.rank >= line["world_size"]:
+            return f", for its ranks are 0 to {line['world_size'] - 1}"
+    return ""
 
 
 def _newest(run_dir: Path) -> int:

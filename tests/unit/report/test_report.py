@@ -152,6 +152,14 @@ def test_ways_to_get_a_report_that_exclude_each_other_are_wrong_use(tmp_path: Pa
     assert done.exit_code == 2 and "does not go with --" in done.output
 
 
+@pytest.mark.parametrize("words", [["--port", "8000"], ["--markdown", "--port", "0"]])
+def test_a_port_without_a_page_to_serve_is_wrong_use(tmp_path: Path, words: list[str]):
+    made(tmp_path / "run", steps=1, faults=0, jobs=1)
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), *words])
+    assert done.exit_code == 2 and "goes with --watch" in done.output
+    assert not (tmp_path / "run/report.html").exists()
+
+
 # -- how it looks ----------------------------------------------------------------------------------------------------------
 
 

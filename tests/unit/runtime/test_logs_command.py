@@ -107,6 +107,15 @@ def test_what_is_not_there_is_told_with_what_is(command: Command, tmp_path: Path
     code, out, err = command("--rank", "17")
     assert (code, out) == (0, "")
     assert "generation 4 has no such lines" in err
+    started = {"t": 1.0, "host": "n0", "event": "generation_started", "nodes": ["n0", "n1"], "world_size": 4, "resumed_step": None}
+    (tmp_path / ledger.EVENTS).write_text(
+        f"{json.dumps({**started, 'generation': 3})}\n{json.dumps({**started, 'generation': 4})}\n"
+    )
+    code, out, err = command("--rank", "17")
+    assert (code, out) == (0, "")
+    assert "generation 4 has no such lines, for its ranks are 0 to 3" in err
+    _, _, err = command("--rank", "3", "--since", "2026-01-31 13:00")
+    assert "generation 4 has no such lines" in err and "for its ranks" not in err
     code, _, err = command(where=tmp_path / "nope")
     assert code == 69
     assert f"there is no directory {tmp_path}/nope" in err
