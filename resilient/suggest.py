@@ -49,7 +49,7 @@ def suggest(config: Config, results_file: Path | None, stated: Sequence[str]) ->
 def _samples(file: Path) -> list[Sample]:
     path = file / results.FILE if file.is_dir() else file
     if not path.is_file():
-        raise NoRates(f"{path}: there is no such file; `resilient bench GRID.yaml` writes one")
+        raise NoRates(f"{path}: there is no such file or directory; `resilient bench GRID.yaml` writes one")
     found = list(results.samples_of(list(results.every(path).values())).values())
     if not found:
         raise NoRates(f"{path}: no row has a measured step with its work")

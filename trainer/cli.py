@@ -20,14 +20,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Where = Annotated[Path, typer.Argument(help="a checkpoint (step-...), or a run directory: its newest one", parser=given.path)]
+Where = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CHECKPOINT|RUN_DIR", help="a checkpoint (step-...), or a run directory: its newest one", parser=given.path
+    ),
+]
 TokenizerFile = Annotated[Path | None, typer.Option(help="tokenizer.json; else the one the data was made with", parser=given.path)]
 
 
 @app.command()
 def generate(
     checkpoint: Where,
-    prompt: Annotated[str, typer.Argument(help="how the text begins")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="how the text begins")],
     tokens: Annotated[int, typer.Option(min=1, help="how many to write at most")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="only the so many likeliest")] = None,
@@ -73,7 +78,7 @@ def generate(
 @app.command()
 def export(
     checkpoint: Where,
-    output: Annotated[Path, typer.Argument(help="directory to make", parser=given.path)],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="directory to make", parser=given.path)],
     dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="of the weights")] = "bf16",
     tokenizer: TokenizerFile = None,
 ) -> None:

@@ -146,7 +146,7 @@ def test_plan_orders_layouts_by_stated_rates_and_says_what_it_needs(tmp_path: Pa
     anywhere = suggest("--suggest", "--rate", "flops_per_s=1e11", "cluster.device=auto")
     assert (1, 4, 1, 1) in first_columns(anywhere) and "on GPUs only" in anywhere
     assert "--results of a bench, or --rate flops_per_s" in suggest("--suggest")
-    assert "there is no such file" in suggest("--suggest", "--results", str(tmp_path / "nothing"))
+    assert "there is no such file or directory" in suggest("--suggest", "--results", str(tmp_path / "nothing"))
     assert "'flops' is no rate" in suggest("--suggest", "--rate", "flops_per_s=1", "--rate", "flops=1")
     assert "must be NAME=NUMBER" in suggest("--suggest", "--rate", "flops_per_s=fast")
     assert "goes with --suggest" in suggest("--results", str(tmp_path))

@@ -17,8 +17,10 @@ COMMANDS = {"trainer": "-c 'from trainer.cli import main; main()'", "resilient t
     [
         ("--help > /dev/full", 69, "resilient: No space left on device\n"),
         ("evaluate -h >&-", 0, ""),
+        ("generate -h | tr '\\n' ' ' | grep -q '{CHECKPOINT|RUN_DIR} *{PROMPT}'", 0, ""),
+        ("export -h | tr '\\n' ' ' | grep -q '{CHECKPOINT|RUN_DIR} *{OUTPUT}'", 0, ""),
     ],
-    ids=["a full disk", "a closed output"],
+    ids=["a full disk", "a closed output", "generate", "export"],
 )
 def test_the_trainers_own_command_ends_as_the_runtimes_group_of_commands(
     tmp_path: Path, command: str, words: str, code: int, complaint: str
