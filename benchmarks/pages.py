@@ -38,6 +38,7 @@ class Row:
 
 
 COLUMNS = ("torchrun", "nvrx")
+PEERS = {"torch": "torch", "nvidia-resiliency-ext": "NVRx"}  # by package: what stands beside resilient
 ROWS = (
     Row("command → first finished step", "start", {"torchrun": "first_step/torchrun"}),
     Row("the command killed, run again → next finished step", "start", alone="driver_killed"),
@@ -154,8 +155,10 @@ def comparison(results: Sequence[Result]) -> str:
         newest = max(used, key=lambda result: result.date)
         where = f"{newest.machine.get('cores', '?')} cores, {newest.machine.get('processor', '?')}"
         commits = list(dict.fromkeys(result.commit for result in sorted(used, key=lambda result: result.date)))
-        versions = f"commit{'s' * (len(commits) > 1)} {' and '.join(commits)}"
-        lines += ["", f"Medians, measured in turns on one machine ({where}; {newest.date[:10]}, {versions})."]
+        ours = f"commit{'s' * (len(commits) > 1)} {' and '.join(commits)}"
+        named = {f"{name} {result.versions[key]}": None for key, name in PEERS.items() for result in used if key in result.versions}
+        with_versions = f" with {', '.join(named)}" if named else ""
+        lines += ["", f"Medians, measured in turns on one machine{with_versions} ({where}; {newest.date[:10]}, {ours})."]
     return "\n".join(lines)
 
 

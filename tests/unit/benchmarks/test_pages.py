@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,7 @@ figures.save(args.json, "What it means.", [figures.figure("kill/torchrun", "kill
 STARTS = """
 import argparse
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import figures
@@ -93,6 +95,14 @@ def test_the_comparison_says_never_and_not_measured():
     assert kill.endswith("| 0.300 s | 4.50 s (15.00×) | not measured |")
     assert stop.endswith("| 1.50 s | never | not measured |")
     assert pages.comparison([]).count("not measured") >= len(pages.ROWS)
+
+
+def test_the_comparison_names_the_versions_of_what_stands_beside_once():
+    killed = figures.figure("kill/nvrx", "killed", "s", [0.2], "nvrx", [3.0])
+    versions = {"python": "3.11.7", "torch": "2.13.0", "nvidia-resiliency-ext": "0.4.1"}
+    results = [replace(result(killed), versions=versions), replace(result(benchmark="start"), versions={"torch": "2.13.0"})]
+    assert "on one machine with torch 2.13.0, NVRx 0.4.1 (" in pages.comparison(results)
+    assert "on one machine (" in pages.comparison([replace(result(killed), versions={})])
 
 
 def test_only_what_stands_between_the_markers_changes():
