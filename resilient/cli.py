@@ -332,9 +332,10 @@ def watch(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on a line, for programs.")] = False,
 ) -> None:
-    """Say whether campaigns get on, for a login node or cron: by the exit code, and to a command when that changes.
+    """Say whether campaigns make progress, for a login node or cron: by the exit code, and to a command when that changes.
 
-    0: all get on, wait for a job, or have reached their target; 3: stalled; 4: dead; 69: not to be told; 70: gave up; 75: stopped.
+    0: all make progress, wait for a job, or have reached their target; 3: stalled; 4: dead; 69: not to be told; 70: gave up;
+    75: stopped.
     """
     from resilient.watch.command import Wanted
     from resilient.watch.command import watch as look

@@ -1,1 +1,1 @@
-"""`resilient watch`: whether campaigns get on, for a login node or cron, and whom to tell when that changes."""
+"""`resilient watch`: whether campaigns make progress, for a login node or cron, and whom to tell when that changes."""

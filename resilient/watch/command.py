@@ -15,7 +15,7 @@ from resilient.watch.look import judged
 from resilient.watch.memory import Memory
 
 NOTIFY_S = 60.0  # that the command may take
-WELL = ("gets on", "waits")  # as a first state nothing to be told of
+WELL = ("progressing", "waits")  # as a first state nothing to be told of
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ PATIENCE_S = 600.0  # without a step, at least
 STEPS = 20  # or as long as so many steps usually take
 SLOW_START = 3  # times the patience that a job has for its first step
 
-State = Literal["gets on", "waits", "reached", "stalled", "dead", "stopped", "gave up", "unknown"]
+State = Literal["progressing", "waits", "reached", "stalled", "dead", "stopped", "gave up", "unknown"]
 
 CODES: dict[State, int] = {
-    "gets on": Exit.OK,
+    "progressing": Exit.OK,
     "waits": Exit.OK,
     "reached": Exit.OK,
     "stopped": Exit.STOPPED,
@@ -108,7 +108,7 @@ def _running(seen: Seen, patience_s: float | None) -> Judgement:
     text = f"{progress(seen)}, {duration(silent_s)} {since}, {seen.driver}"
     if silent_s > allowed_s:
         return Judgement("stalled", f"no step for longer than {duration(allowed_s)}: {text}")
-    return Judgement("gets on", text)
+    return Judgement("progressing", text)
 
 
 def usual_s(steps_t: Sequence[float]) -> float:
@@ -127,4 +127,4 @@ def progress(seen: Seen) -> str:
 def worst(judgements: Sequence[Judgement]) -> int:
     """The exit code for all of them together."""
     order = list(CODES)
-    return CODES[max((each.state for each in judgements), key=order.index, default="gets on")]
+    return CODES[max((each.state for each in judgements), key=order.index, default="progressing")]

@@ -1,4 +1,4 @@
-"""Whether campaigns get on, as a login node or cron asks: by exit codes, and by a command that is told of changes."""
+"""Whether campaigns make progress, as a login node or cron asks: by exit codes, and by a command that is told of changes."""
 
 import asyncio
 import json
@@ -39,12 +39,12 @@ BASE = Seen("x", NOW, step=10, target_step=20, steps_t=(NOW - 9, NOW - 6, NOW - 
 LONG_AGO = (NOW - 3 * PATIENCE_S - 3, NOW - 3 * PATIENCE_S)
 
 CASES: list[tuple[Seen, str, str]] = [
-    (replace(BASE, driver="pid 1 on a"), "gets on", "step 10 of 20, 3 s since its last step, pid 1 on a"),
-    (replace(BASE, driver="pid 1 on a", steps_t=LONG_AGO), "gets on", "8:20 since it was started"),  # a new job starts
+    (replace(BASE, driver="pid 1 on a"), "progressing", "step 10 of 20, 3 s since its last step, pid 1 on a"),
+    (replace(BASE, driver="pid 1 on a", steps_t=LONG_AGO), "progressing", "8:20 since it was started"),  # a new job starts
     (replace(BASE, driver="pid 1 on a", steps_t=LONG_AGO, started_t=NOW - 9e9), "stalled", "no step for longer than 10:00"),
-    (replace(BASE, driver="d", steps_t=(), started_t=NOW - 2 * PATIENCE_S), "gets on", "since it was started"),
+    (replace(BASE, driver="d", steps_t=(), started_t=NOW - 2 * PATIENCE_S), "progressing", "since it was started"),
     (replace(BASE, driver="d", steps_t=(), started_t=NOW - 4 * PATIENCE_S), "stalled", "since it was started"),
-    (replace(BASE, driver="d", exit_code=75), "gets on", "since its last step"),
+    (replace(BASE, driver="d", exit_code=75), "progressing", "since its last step"),
     (replace(BASE, exit_code=0), "reached", "the target is reached"),
     (replace(BASE, exit_code=0, chain=True, jobs=[WAITS]), "reached", "the target is reached"),
     (replace(BASE, exit_code=70), "gave up", "status 70"),
@@ -76,7 +76,7 @@ def test_every_state_has_a_case_and_the_documentation_has_every_code():
 def test_slow_steps_are_waited_for_longer_and_a_person_may_say_how_long():
     slow = [NOW - 5000 + 100 * step for step in range(10)]
     seen = replace(BASE, driver="d", steps_t=slow, started_t=slow[0], now=slow[-1] + STEPS * 100 - 1)
-    assert judge(seen).state == "gets on"
+    assert judge(seen).state == "progressing"
     assert judge(replace(seen, now=seen.now + 2)).state == "stalled"
     assert judge(seen, patience_s=60.0).state == "stalled"
 
@@ -85,8 +85,8 @@ def test_of_several_campaigns_the_worst_counts():
     def code(*states: Any) -> int:
         return worst([Judgement(state, "") for state in states])
 
-    assert code("gets on", "reached", "waits") == Exit.OK
-    assert code("stopped", "gets on") == Exit.STOPPED
+    assert code("progressing", "reached", "waits") == Exit.OK
+    assert code("stopped", "progressing") == Exit.STOPPED
     assert code("stalled", "unknown", "stopped") == Watched.STALLED
     assert code("gave up", "dead", "stalled") == Watched.DEAD
 
@@ -128,7 +128,7 @@ def test_a_campaign_with_a_driver_gets_on_and_is_dead_without(tmp_path: Path):
     lease = RunLease(run_dir)
     try:
         seen, found = judged_one(run_dir, time.time(), None)
-        assert found.state == "gets on" and f"pid {os.getpid()}" in found.text
+        assert found.state == "progressing" and f"pid {os.getpid()}" in found.text
         assert seen is not None and (seen.name, seen.step, seen.target_step, seen.loss) == ("gpt", 3, 20, 2.5)
         assert judged_one(run_dir, time.time() + 1e5, None)[1].state == "stalled"
     finally:
@@ -191,7 +191,7 @@ def test_campaigns_that_do_not_answer_hold_up_those_behind_them_for_a_moment_onl
     monkeypatch.setattr(looking, "look", slow)
     monkeypatch.setattr(looking, "TURN_S", 0.01)
     found = judged([tmp_path / name for name in ("first", "second", "last")], NOW, None, limit_s=20.0)
-    assert [each.state for _, each in found] == ["gets on"] * 3, "the last one is looked at while the others are waited for"
+    assert [each.state for _, each in found] == ["progressing"] * 3, "the last one is looked at while the others are waited for"
 
 
 def test_the_chain_is_asked_for(tmp_path: Path, slurm):
@@ -255,14 +255,18 @@ def test_the_command_is_run_once_for_each_change_of_state(tmp_path: Path):
     with held(run_dir):
         for _ in range(2):
             assert asked(tmp_path, run_dir, notify=notify)[0] == 0
-        assert not told.exists()  # that it gets on is no news
+        assert not told.exists()  # that it makes progress is no news
     for _ in range(3):
         assert asked(tmp_path, run_dir, notify=notify)[0] == Watched.DEAD
     with held(run_dir):
         asked(tmp_path, run_dir, notify=notify)
     lines(run_dir / ledger.EVENTS, ended(0, time.time()))
     asked(tmp_path, run_dir, notify=notify)
-    assert told.read_text().splitlines() == ["gpt gets on>dead 3/20 4", "gpt dead>gets on 3/20 0", "gpt gets on>reached 3/20 0"]
+    assert told.read_text().splitlines() == [
+        "gpt progressing>dead 3/20 4",
+        "gpt dead>progressing 3/20 0",
+        "gpt progressing>reached 3/20 0",
+    ]
 
 
 def test_a_campaign_that_is_dead_at_the_first_look_is_told_of(tmp_path: Path):
