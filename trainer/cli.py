@@ -47,7 +47,7 @@ def generate(
     from trainer.generate import generate as write
     from trainer.sources import END_OF_TEXT, tokenizer_of_texts
 
-    model, config = _restored(_found(checkpoint))
+    model, config = _restored(_found(checkpoint), checkpoint)
     try:
         coder = tokenizers.load(tokenizer or tokenizer_of_texts(config))
     except DataError as error:
@@ -90,7 +90,7 @@ def export(
     from trainer.sources import tokenizer_of_texts
 
     source = _found(checkpoint)
-    model, config = _restored(source)
+    model, config = _restored(source, checkpoint)
     known = tokenizer or tokenizer_of_texts(config)
     if tokenizer is not None and not tokenizer.is_file():
         _refuse(f"there is no {tokenizer}; a tokenizer.json is expected there")
@@ -101,6 +101,8 @@ def export(
         _refuse(str(error))
     except OSError as error:
         _refuse(f"cannot write {error.filename or output}: {error.strerror or error}", 69)
+    if not known.is_file():
+        typer.echo(f"no tokenizer was written: there is no {known}; --tokenizer names another one", err=True)
     typer.echo(f"{output}: {layout}, {model.shape.parameters:,} parameters in {dtype}, of {source}")
 
 
@@ -154,11 +156,11 @@ def _found(path: Path) -> Path:
         _refuse(str(error), 69)
 
 
-def _restored(found: Path) -> "tuple[GPT, Config]":
+def _restored(found: Path, named: Path) -> "tuple[GPT, Config]":
     from trainer.restore import RestoreError, restore
 
     try:
-        return restore(found)
+        return restore(found, named=named)
     except RestoreError as error:
         _refuse(str(error), 69)
 

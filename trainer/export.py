@@ -111,7 +111,8 @@ def export_checkpoint(checkpoint: Path, output: Path, *, float32: bool = False) 
         if isinstance(error.__cause__, CheckpointError):
             raise error.__cause__ from None
         raise CheckpointMismatch(str(error)) from error
-    return f"{layout}, {model.shape.parameters:,} parameters in {'fp32' if float32 else 'bf16'}"
+    without = "" if known.is_file() else f", without a tokenizer: there is no {known}"
+    return f"{layout}, {model.shape.parameters:,} parameters in {'fp32' if float32 else 'bf16'}{without}"
 
 
 def layout_of(shape: GPTShape) -> str:

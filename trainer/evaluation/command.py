@@ -63,7 +63,7 @@ def evaluate_one(path: Path, options: Options, *, as_json: bool) -> None:
     """Evaluate the checkpoint that a path means, and print what was found. Raises Refused."""
     try:
         chosen = find(path)
-        found = _evaluated(chosen, options)
+        found = _evaluated(chosen, options, path)
     except RestoreError as error:
         raise Refused(str(error), UNUSABLE) from error
     _print(_record(chosen, options, found), found, as_json)
@@ -92,7 +92,7 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
                 chosen = checkpoint.step_path(path, step)
                 try:
                     chosen = checkpoint.step_path(_root(path), step)
-                    found = _evaluated(chosen, options)
+                    found = _evaluated(chosen, options, path)
                 except RestoreError as error:
                     if chosen.is_dir():  # else it was deleted meanwhile, as older ones are
                         damaged.add(step)
@@ -152,11 +152,11 @@ def _config(path: Path, newest: Path) -> Config:
     return Config.model_validate(checkpoint.read_state(newest)["config"])
 
 
-def _evaluated(path: Path, options: Options) -> Evaluation:
-    """Raises Refused, RestoreError."""
+def _evaluated(path: Path, options: Options, named: Path) -> Evaluation:
+    """Args: named: the path that the checkpoint was found by. Raises Refused, RestoreError."""
     device = _device(options.device)
     try:
-        model, config = restore(path, device, options.precision)
+        model, config = restore(path, device, options.precision, named=named)
         parts = texts(config, model.shape.vocab, options.data, options.split, options.samples)
         sizes = sizes_of(config, options.tokenizer, model.shape.vocab)
         with _shown(path.name) as progress:
@@ -165,8 +165,8 @@ def _evaluated(path: Path, options: Options) -> Evaluation:
     except StorageError as error:
         raise Refused(str(error), UNUSABLE) from error
     except MissingError as error:
-        named = options.data or (options.tokenizer is not None and not options.tokenizer.exists())
-        raise Refused(str(error), BAD_INPUT if named else UNUSABLE) from error  # the campaign's own was there
+        asked_for = options.data or (options.tokenizer is not None and not options.tokenizer.exists())
+        raise Refused(str(error), BAD_INPUT if asked_for else UNUSABLE) from error  # the campaign's own was there
     except (DataError, ConfigError) as error:
         raise Refused(str(error)) from error
     except torch.OutOfMemoryError as error:
