@@ -20,7 +20,6 @@ PIECE_BYTES = 1 << 19  # a longer document is tokenized in pieces
 BATCH_BYTES = 1 << 18
 
 _MARK = END_OF_TEXT.encode()
-_PRINTABLE = frozenset(range(0x21, 0x7F))
 
 
 class Piece(NamedTuple):
@@ -97,8 +96,8 @@ class Files:
                     yield Piece(str(path), first, None, b"".join(lines), True)
                     lines, first, size = [], number + 1, 0
                     continue
-                if size >= PIECE_BYTES and _separable(lines[-1], line):
-                    # The cut is before the line break: there the tokenizer would cut in any case.
+                if size >= PIECE_BYTES and _separable(lines, line):
+                    # The cut is before the line feed: there the tokenizer would cut in any case.
                     lines[-1] = lines[-1][:-1]
                     yield Piece(str(path), first, None, b"".join(lines), False)
                     lines, first, size = [b"\n"], number - 1, 1
@@ -189,6 +188,10 @@ def _value(line: str, key: str, where: str) -> str:
     return text
 
 
-def _separable(line: bytes, following: bytes) -> bool:
-    """Whether the break stands alone between visible characters, where byte-level BPE cuts in any case."""
-    return len(line) > 1 and line[-2] in _PRINTABLE and following[0] in _PRINTABLE
+def _separable(lines: Sequence[bytes], following: bytes) -> bool:
+    """Whether byte-level BPE cuts before the last line feed of `lines` in any case, and neither side is white space alone.
+
+    Its pre-tokenizer takes white space before a visible character in two parts: all but the last character, and that one.
+    """
+    visible = not following[:4].decode(errors="replace")[0].isspace()
+    return visible and any(not line.decode(errors="replace").isspace() for line in reversed(lines))

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets_of_text import PROSE, SMALL, contents, put, texts_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from trainer.data import DataError, StorageError, tokenizer
 from trainer.data.build import Prepared, Progress, Vocabulary, build
@@ -75,6 +78,53 @@ def test_a_long_document_in_pieces_has_the_tokens_that_it_has_in_one(tmp_path: P
     assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
     assert [number for part in parts for number in chosen.encode(text_of(part)).ids] == chosen.encode(text_of(whole[0])).ids
     assert made(tmp_path, path) == [path.read_text() + END_OF_TEXT]
+
+
+LINES = {
+    "CRLF": "line one\r\n",
+    "double spaced CRLF": "line one\r\n\r\n",
+    "Cyrillic": "Мама мыла раму\n",
+    "Chinese": "我們在這裡。\n",
+    "combining marks": "\u0301Ame\u0301\n",
+    "no-break space": "line one\u00a0\n",
+    "line separator": "line\u2028one\u2028\n",
+    "ideographic space": "我們\u3000\n",
+    "next line": "line one\u0085\n",
+    "information separator": "line\x1c\n",
+    "trailing spaces": "line one  \n",
+}
+
+
+def in_pieces(path: Path, chosen: Tokenizer, size_bytes: int) -> tuple[int, list[int]]:
+    """How many pieces a text has that are this long at least, and all tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.data.documents.PIECE_BYTES", size_bytes)
+        parts = list(Files([path]).pieces())
+    return len(parts), [number for part in parts for number in chosen.encode(text_of(part)).ids]
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_text_of_any_script_and_any_line_ends_is_cut_into_pieces_without_a_change_to_its_tokens(
+    tmp_path: Path, line: str
+) -> None:
+    path = put(tmp_path / "a.txt", line * 500)
+    chosen = tokenizer.train([line, PROSE], 300)
+    count, tokens = in_pieces(path, chosen, 100)
+    assert count > len(path.read_bytes()) // 200
+    assert (1, tokens) == in_pieces(path, chosen, 1 << 30) and tokens == chosen.encode(line * 500).ids
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(alphabet="\n\n\n\r a'sЖ中\u0301\u00a0\u2028\u3000\u0085\u180e\u200b\x1c\ufeff\t\x0b\0🙂1.", max_size=60),
+    size=st.integers(1, 20),
+)
+def test_random_text_has_the_same_tokens_in_pieces_as_in_one(
+    tmp_path_factory: pytest.TempPathFactory, text: str, size: int
+) -> None:
+    path = put(tmp_path_factory.getbasetemp() / "random.txt", text)
+    chosen = tokenizer.train([PROSE], 300)
+    assert in_pieces(path, chosen, size)[1] == in_pieces(path, chosen, 1 << 30)[1]
 
 
 def test_a_piece_knows_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +256,9 @@ def test_an_input_is_never_written_over(tmp_path: Path, name: str) -> None:
     put(tmp_path / name, json.dumps({"text": PROSE}))
     (tmp_path / "link.jsonl").symlink_to(name)
     before = contents(tmp_path)
-    for given in (tmp_path / name, tmp_path / "link.jsonl"):
+    for path in (tmp_path / name, tmp_path / "link.jsonl"):
         with pytest.raises(DataError, match=rf"{name} is an input, and would be written over; choose another place"):
-            build(Files([given]), tmp_path / "d", SMALL, workers=1, force=True)
+            build(Files([path]), tmp_path / "d", SMALL, workers=1, force=True)
         assert contents(tmp_path) == before
 
 
