@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from checkpoint import CheckpointError
 from resilient.worker import (
     BadNumbersError,
     ConfigError,
@@ -15,6 +16,7 @@ from resilient.worker import (
     record_config,
     settle,
 )
+from trainer.data.errors import DataError
 from trainer.main import prepare, train
 
 log = logging.getLogger("trainer")
@@ -36,8 +38,13 @@ def main() -> int:
     except (UnrecoverableError, BadNumbersError) as error:
         sys.stderr.write(f"{error}\n")
         status = GAVE_UP
-    except EnvironmentUnusable as error:
+    except (EnvironmentUnusable, CheckpointError, DataError) as error:  # of the data: what was there when the job began
         sys.stderr.write(f"{error}\n")
+        status = UNUSABLE
+    except OSError as error:
+        if error.errno is None:
+            raise
+        sys.stderr.write(f"{error.filename or 'the system'}: {error.strerror}\n")
         status = UNUSABLE
     # No interpreter shutdown: torch's communication threads, taken down by it, now and then abort a run that has succeeded.
     sys.stdout.flush()
