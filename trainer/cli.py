@@ -47,6 +47,10 @@ def generate(
     from trainer.generate import generate as write
     from trainer.sources import END_OF_TEXT, tokenizer_of_texts
 
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        _refuse("the prompt has bytes that are not UTF-8 text")
     model, config = _restored(_found(checkpoint), checkpoint)
     try:
         coder = tokenizers.load(tokenizer or tokenizer_of_texts(config))

@@ -179,6 +179,11 @@ def test_the_same_seed_writes_the_same_text(run_dir: Path):
     assert text("--temperature", "0") == text("--temperature", "0", "--seed", "9")
 
 
+def test_a_prompt_that_is_not_utf_8_is_refused_in_a_line(run_dir: Path):
+    refused = CliRunner().invoke(app, ["generate", str(run_dir), "the\udcff"])  # as Python has the byte 0xff of a command line
+    assert (refused.exit_code, refused.stderr) == (78, "the prompt has bytes that are not UTF-8 text\n")
+
+
 def test_the_command_exports_and_refuses(run_dir: Path, tmp_path: Path):
     place = tmp_path / "hf"
     found = CliRunner().invoke(app, ["export", str(run_dir), str(place), "--dtype", "fp32"])
