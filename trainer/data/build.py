@@ -81,9 +81,11 @@ def build(
         force: build it even if it is there, or if what is there was not built here.
 
     Raises:
-        DataError: the input is not good, or would be written over; what is there was not built here.
+        DataError: the input is not good, or would be written over; what is there was not built here; `prefix` has no name.
         StorageError: the place for the dataset is not.
     """
+    if prefix.name in ("", ".."):
+        raise DataError(f"{prefix} is a directory, and a prefix has the name of the dataset, too, as {prefix / 'corpus'}")
     made_of, *earlier = _made_of(source, vocabulary, append_eod)
     try:
         _must_spare_inputs(prefix, [*source.paths, *filter(None, (vocabulary.vocab_file, vocabulary.merges_file))])

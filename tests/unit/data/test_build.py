@@ -262,6 +262,14 @@ def test_an_input_is_never_written_over(tmp_path: Path, name: str) -> None:
         assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("prefix", ["/", "{}/..", "{}/d/.."])
+def test_a_directory_alone_is_no_prefix(tmp_path: Path, words: Path, prefix: str) -> None:
+    before = contents(tmp_path)
+    with pytest.raises(DataError, match=r"is a directory, and a prefix has the name of the dataset, too, as .*/corpus$"):
+        build(Files([words]), Path(prefix.format(tmp_path)), SMALL, workers=1)
+    assert contents(tmp_path) == before
+
+
 def test_a_tokenizer_that_is_read_is_never_written_over(tmp_path: Path, words: Path) -> None:
     vocab = put(tmp_path / "d.json", json.dumps(json.loads(tokenizer.train([PROSE], 300).to_str())["model"]["vocab"]))
     given = Vocabulary(vocab_file=vocab, merges_file=put(tmp_path / "merges.txt", ""))
