@@ -15,14 +15,14 @@ from chaos.fault import Need
 from chaos.fitting import fit
 from chaos.orchestration.campaign import REFERENCE, Campaign, resolve, shortened
 from chaos.orchestration.cleanup import CleanupGuard
-from chaos.orchestration.runner import POLL_S, Display, Runner, Terms
+from chaos.orchestration.runner import POLL_S, Display, Outcome, Runner, Terms
 from chaos.orchestration.sites import Here, InLab, Site, place, rights
 from chaos.orchestration.volumes import mount, undoing
 from chaos.planning import Plan, World, plan
 from chaos.verdict import page, report
 from chaos.verdict.gathering import inspect, observe, places
 from chaos.verdict.observation import Observation
-from chaos.verdict.verdict import OF_EACH, Verdict, judge
+from chaos.verdict.verdict import OF_EACH, Check, Verdict, judge
 from resilient.campaign import machine_layout
 from resilient.config import Config, load
 from resilient.config.errors import Problem
@@ -157,9 +157,13 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, di
         seen = observe(
             run_dir, (), {}, experiment=experiment.name, injections=runner.injections, left_out=runner.left_out, seed=seed
         )
-        found = judge(seen)
-        # It goes on, so that only what was done to it can be judged.
-        return _judged(seen, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]), directory)
+        return _judged(seen, _of_one_that_goes_on(judge(seen), outcome), directory)
+
+
+def _of_one_that_goes_on(found: Verdict, outcome: Outcome) -> Verdict:
+    """What can be judged of a campaign before its end: what was done to it, and that it has lived through that."""
+    checks = [check for check in found.checks if check.name in OF_EACH]
+    return replace(found, checks=[*checks, Check("reached", outcome.finished, outcome.why)])
 
 
 def _planned(experiment: Experiment, seed: int, config: Config, site: Site, display: Display) -> Plan:

@@ -163,7 +163,7 @@ class Runner:
             return None
         causes = [each for each in [*self._past[-20:], *self._active] if each.triggered and is_one_of(code, each.expects.exits)]
         if not causes or not self._terms.own:
-            return self._over(False, f"the campaign ended with {by_signal(code)}\n{self._campaign.last_words()}")
+            return self._over(False, f"the campaign ended with {by_signal(code)}\n{self._campaign.last_words()}".strip())
         self._display.note(
             f"the campaign ended with {by_signal(code)}, as it may after {causes[-1].strike.id}; it is started again"
         )

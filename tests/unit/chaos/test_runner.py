@@ -15,8 +15,9 @@ import torch
 from leases import write_lease
 
 from chaos.experiment import Experiment, Limits
+from chaos.orchestration import watch as of_watch
 from chaos.orchestration.campaign import Campaign
-from chaos.orchestration.execution import _planned
+from chaos.orchestration.execution import _planned, attach
 from chaos.orchestration.runner import Outcome, Runner, Terms
 from chaos.orchestration.sites import Here
 from chaos.planning import World, plan
@@ -29,6 +30,7 @@ from checkpoint.local_shard import LocalShard
 from checkpoint.saving import save
 from resilient import ledger
 from resilient.config import dump, load
+from resilient.driver.lease import LOCK, holder
 
 TERMS = Terms(Limits(), steady_steps=5, own=False)
 
@@ -156,11 +158,42 @@ def test_an_attached_campaign_that_is_started_again_by_somebody_else_has_recover
     driver = subprocess.Popen(["sleep", "600"])
     write_lease(campaign.run_dir, driver.pid)
     heard = Heard(lambda text: started_again(campaign) if text.startswith("1-driver_kill") else None)
-    threading.Thread(target=driver.wait).start()
+    threading.Thread(target=driver.wait, daemon=True).start()
     runner, outcome = carried_out(campaign, heard, faults=[{"fault": "driver_kill"}], limits={"recovery_s": 60})
     assert [each.failed for each in runner.injections] == [""]
     assert (outcome.finished, outcome.why) == (True, "all faults were injected")
     assert not [note for note in heard.notes if "not recovered from" in note]
+
+
+@pytest.mark.parametrize(("code", "ok", "why"), [
+    (1, False, "the campaign ended with exit code 1"),
+    (75, True, "the campaign was stopped"),
+])  # fmt: skip
+def test_an_attached_campaign_that_gives_up_makes_a_bad_verdict_although_it_recovered_from_all_that_was_injected(
+    campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, ok: bool, why: str
+):
+    monkeypatch.setattr(of_watch, "SUCCESSOR_S", 3.0)
+    holds = 'exec 9>"$1"; flock 9; exec sleep 600'
+    driver = subprocess.Popen(["sh", "-c", holds, "sh", str(campaign.run_dir / LOCK)])
+    write_lease(campaign.run_dir, driver.pid)
+    while holder(campaign.run_dir) is None:
+        time.sleep(0.01)
+    threading.Thread(target=driver.wait, daemon=True).start()
+
+    def goes_on_and_ends(text: str) -> None:
+        if text.startswith("1-driver_kill"):
+            started_again(campaign)
+            line = {"t": time.time() + 2, "event": "run_finished", "host": "h", "generation": 2, "exit_code": code, "step": 30}
+            with (campaign.run_dir / ledger.EVENTS).open("a") as events:
+                events.write(json.dumps(line) + "\n")
+
+    mix = {"kinds": {"worker_kill": 1}, "count": 5, "calm_s": (1000, 1000)}
+    wanted = {"name": "test", "campaign": {}, "steady_steps": 5, "faults": [{"fault": "driver_kill"}], "random": mix}
+    out = tmp_path / "out"
+    out.mkdir()
+    verdict = attach(Experiment.model_validate(wanted), 0, campaign.run_dir, out, Heard(goes_on_and_ends)).verdict
+    assert verdict.broken == ([] if ok else ["reached"])
+    assert {check.name: check.detail for check in verdict.checks}["reached"] == why
 
 
 def test_of_a_campaign_that_goes_on_no_checkpoint_is_read_and_no_machine_inspected(campaign: Campaign):
