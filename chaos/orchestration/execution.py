@@ -112,7 +112,8 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         display.note(outcome.why)
         _end(campaign, cleanup)
         if experiment.twin and not terms.to_target and outcome.finished:
-            reference = _reference(experiment, file, directory, site, cleanup, display, shortened(config, outcome.step))
+            changes = None if outcome.target is None else shortened(config, outcome.target)
+            reference = _reference(experiment, file, directory, site, cleanup, display, changes)
         display.note("gathering what is there for the verdict")
         seen = observe(
             config.run_dir,
@@ -127,7 +128,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
             wall_s=wall_s,
             hosts=site.hosts(),
         )
-        seen = replace(seen, target_step=outcome.step) if outcome.finished else seen
+        seen = seen if outcome.target is None else replace(seen, target_step=outcome.target)
         return _judged(seen, judge(seen), directory, reference)
 
 

@@ -67,10 +67,12 @@ class Outcome:
     """How an experiment went, beside what is on disk.
 
     Attributes:
-        finished: whether the campaign ended as it should, with `step` as its target.
+        finished: whether the campaign ended as it should.
         why: it is over.
+        step: that was finished last.
         steady_step_s: seconds of a step in the steady state, median; None if it was not reached.
         finite: whether the losses were finite then.
+        target: the step that is the campaign's target in place of the one of its config: since it was stopped there, or has none.
     """
 
     finished: bool
@@ -78,6 +80,7 @@ class Outcome:
     step: int
     steady_step_s: float | None
     finite: bool
+    target: int | None = None
 
 
 class Runner:
@@ -156,8 +159,10 @@ class Runner:
     def _after(self, code: int) -> Outcome | None:
         """The campaign has ended; it is started again if a fault has it so."""
         self._poll()
-        if code == Exit.OK or (code == Exit.STOPPED and not self._terms.own):
-            return self._over(True, "the campaign reached its target" if code == Exit.OK else "the campaign was stopped")
+        if code == Exit.OK:
+            return self._at_its_end()
+        if code == Exit.STOPPED and not self._terms.own:
+            return self._over(True, "the campaign was stopped")
         if code == Exit.STOPPED and self._stopping:
             self._campaign.conclude(self._watch.step)
             return None
@@ -170,6 +175,15 @@ class Runner:
         self._start()
         return None
 
+    def _at_its_end(self) -> Outcome:
+        """It says that it is done; what it was to do its ledger says."""
+        step, target = self._watch.step, self._watch.target_step
+        if self._stopping or target is None:
+            return self._over(True, "the campaign reached its target", target=step)
+        if self._watch.furthest < target:
+            return self._over(False, f"it ended by itself at step {step}, and its target was step {target}")
+        return self._over(True, "the campaign reached its target")
+
     def _check_steadiness(self, now: float) -> None:
         self._steady = self._watch.steady(self._terms.steady_steps)
         if self._steady is not None:
@@ -177,11 +191,11 @@ class Runner:
             step_s, finite = self._steady
             self._display.note(f"steady: {1000 * step_s:.0f} ms a step{'' if finite else ', but losses that are not finite'}")
 
-    def _over(self, finished: bool, why: str) -> Outcome:
+    def _over(self, finished: bool, why: str, target: int | None = None) -> Outcome:
         for strike in [strike for group in self._groups for strike in group.strikes if not strike.by_chance]:
             self._fail(strike, "its turn did not come before the end")
         step_s, finite = self._steady or (None, False)
-        return Outcome(finished, why, self._watch.step, step_s, finite)
+        return Outcome(finished, why, self._watch.step, step_s, finite, target)
 
     # -- one group of faults after the other ---------------------------------------------------------------------------
 

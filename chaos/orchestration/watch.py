@@ -38,6 +38,7 @@ class Watch:
         self.faults: list[Event] = []
         self.generation: Event | None = None  # how the newest one started
         self.driver_host = ""
+        self.target_step: int | None = None  # of the newest job; None: it has none
         self.started_t = 0.0  # when the newest job was
         self._open: dict[str, float] = {}
         self._degraded: set[str] = set()  # faults of tiers that are not well again
@@ -51,7 +52,7 @@ class Watch:
         for event in events:
             match event["event"]:
                 case "run_started":
-                    self.driver_host = event["host"]
+                    self.driver_host, self.target_step = event["host"], event["target_step"]
                     self.started_t, self._exit_code = event["t"], None
                     self._open.clear()  # what a driver that was killed had open, nobody closes
                     self._degraded.clear()

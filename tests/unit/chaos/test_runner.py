@@ -5,7 +5,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from chaos.orchestration import watch as of_watch
 from chaos.orchestration.campaign import Campaign
 from chaos.orchestration.execution import _planned, attach
 from chaos.orchestration.runner import Outcome, Runner, Terms
-from chaos.orchestration.sites import Here
+from chaos.orchestration.sites import Here, Started
 from chaos.planning import World, plan
 from chaos.verdict import record
 from chaos.verdict.gathering import inspect, observe, places
@@ -74,9 +74,9 @@ def tell(run_dir: Path, members: list[int], generation: int) -> None:
         events.write(json.dumps({**line, "resumed_step": 0}) + "\n")
 
 
-def started_again(campaign: Campaign) -> None:
+def started_again(campaign: Campaign, target_step: int | None = 1000) -> None:
     """By whoever does, so that the next one takes it up."""
-    line = {"t": time.time() + 1, "event": "run_started", "host": "h", "generation": 2, "name": "run", "target_step": 1000}
+    line = {"t": time.time() + 1, "event": "run_started", "host": "h", "generation": 2, "name": "run", "target_step": target_step}
     with (campaign.run_dir / ledger.EVENTS).open("a") as events:
         events.write(json.dumps(line) + "\n")
 
@@ -194,6 +194,28 @@ def test_an_attached_campaign_that_gives_up_makes_a_bad_verdict_although_it_reco
     verdict = attach(Experiment.model_validate(wanted), 0, campaign.run_dir, out, Heard(goes_on_and_ends)).verdict
     assert verdict.broken == ([] if ok else ["reached"])
     assert {check.name: check.detail for check in verdict.checks}["reached"] == why
+
+
+class EndsWithZero(Here):
+    """Whatever runs there ends at once."""
+
+    def run(self, words: Sequence[str], environ: Mapping[str, str], output: Path, nodes: int) -> Started:
+        return super().run(["true"], environ, output, nodes)
+
+
+@pytest.mark.parametrize("to_target", [True, False])
+@pytest.mark.parametrize(("target_step", "finished", "target"), [(1000, False, None), (30, True, None), (None, True, 30)])
+def test_a_campaign_that_ends_by_itself_has_reached_the_target_of_its_config_or_none(
+    campaign: Campaign, to_target: bool, target_step: int | None, finished: bool, target: int | None
+):
+    site = EndsWithZero()
+    started_again(campaign, target_step)
+    own = Campaign(campaign.config, campaign.directory, site, {})
+    wanted = Experiment.model_validate({"name": "test", "campaign": {}, "faults": [{"fault": "worker_kill"}]})
+    terms = replace(TERMS, steady_steps=1000, own=True, to_target=to_target)
+    outcome = Runner(plan(wanted, 0, World(1, 1)), own, site, terms, Heard(), {}).run()
+    assert (outcome.finished, outcome.target) == (finished, target)
+    assert ("ended by itself at step 30, and its target was step 1000" in outcome.why) == (not finished)
 
 
 def test_of_a_campaign_that_goes_on_no_checkpoint_is_read_and_no_machine_inspected(campaign: Campaign):
