@@ -204,13 +204,13 @@ class Runner:
         if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t, CALM_STEPS):
             return None
         if not self._groups:
-            return self._done()
+            return self._done(now)
         first = self._groups[0].strikes[0]
         if first.by_chance:
             self._chance_t = self._chance_t or now
             if self._terms.minutes is not None and now > self._chance_t + 60 * self._terms.minutes:
                 self._groups = []
-                return self._done()
+                return self._done(now)
         assert self._steady is not None
         self._due_t = max(self._calm_t + first.calm_s, self._steady_t + (first.at.s or 0.0))
         steps = (first.at.step or 0) - self._watch.step
@@ -224,9 +224,10 @@ class Runner:
                 self._calm_t = now
         return None
 
-    def _done(self) -> Outcome | None:
-        """There is nothing more to inject; what the last faults lost is computed again before anything ends."""
-        if self._watch.furthest_t < self._calm_t:
+    def _done(self, now: float) -> Outcome | None:
+        """There is nothing more to inject; what the last faults lost is computed again before anything ends, and tiers are well."""
+        patient = now < self._calm_t + self._terms.limits.recovery_s
+        if self._watch.furthest_t < self._calm_t or (patient and not self._watch.tiers_are_well):
             return None
         if not self._terms.own:
             return self._over(True, "all faults were injected")

@@ -63,6 +63,11 @@ class ReportedFault:
         """Whether ranks were stopped because of it."""
         return any(name not in GOES_ON for name in self.actions)
 
+    @property
+    def degraded(self) -> tuple[str, Sequence[int]] | None:
+        """What is tried again because of it, a tier or the run directory, and on which nodes; None if nothing is."""
+        return (self.detail.partition(":")[0], self.nodes) if any(name in DEGRADED for name in self.actions) else None
+
 
 @dataclass(frozen=True)
 class Stoppage:

@@ -75,9 +75,11 @@ def outcome(seen: Observation, injection: Injection, matches: Matches) -> Outcom
     wrong = {}
     if not injection.evidence:
         wrong["injected"] = "there is no evidence that it happened"
-    recovered = _recovered(seen, injection, all_reported)
+    not_over = [each for each in all_reported if not _is_over(seen, each, all_reported)]
+    recovered = not not_over and _went_on(seen, injection, all_reported)
     if not recovered:
-        wrong["recovered"] = "no step beyond it was computed"
+        still = ", ".join(f"{each.kind} ({each.id})" for each in not_over)
+        wrong["recovered"] = f"{still} was not recovered from" if still else "no step beyond it was computed"
     if misread:
         wrong["told"] = f"reported as {', '.join(_kinds(misread))} instead of {_or(expected.kinds)}"
     elif expected.kinds and not mine and not expected.may_pass and not covered_by:
@@ -115,14 +117,25 @@ def outcome(seen: Observation, injection: Injection, matches: Matches) -> Outcom
     )
 
 
-def _recovered(seen: Observation, injection: Injection, reported: Sequence[ReportedFault]) -> bool:
-    """Whether a step was computed afterwards that had not been before, or the run ended well; and each of its faults is over."""
+def _went_on(seen: Observation, injection: Injection, reported: Sequence[ReportedFault]) -> bool:
+    """Whether a step was computed afterwards that had not been before, or the run ended well."""
     assert injection.t is not None
     since_t = max([injection.t, *(each.t for each in reported)])
     before = max((line["step"] for line in seen.metrics if line["t"] <= since_t), default=0)
     on = any(line["t"] > since_t and line["step"] > before for line in seen.metrics)
-    over = all(each.recovered_t is not None or not each.stops_ranks or _job_after(seen.events, each.t) for each in reported)
-    return over and (on or (before >= seen.target_step and bool(seen.jobs) and seen.jobs[-1].code == 0))
+    return on or (before >= seen.target_step and bool(seen.jobs) and seen.jobs[-1].code == 0)
+
+
+def _is_over(seen: Observation, fault: ReportedFault, reported: Sequence[ReportedFault]) -> bool:
+    """Whether a fault that had ranks stopped, or something tried again, was recovered from, or ended with its job.
+
+    Of a tier that was told of twice, one recovery is told, under either id.
+    """
+    if fault.recovered_t is not None or _job_after(seen.events, fault.t):
+        return True
+    same = [each for each in reported if each.degraded is not None and each.degraded == fault.degraded]
+    well = any(each.recovered_t is not None and each.recovered_t >= fault.t for each in same)
+    return not fault.stops_ranks and (fault.degraded is None or well)
 
 
 def _job_after(events: Sequence[Line], t: float) -> bool:

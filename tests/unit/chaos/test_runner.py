@@ -196,6 +196,27 @@ def test_an_attached_campaign_that_gives_up_makes_a_bad_verdict_although_it_reco
     assert {check.name: check.detail for check in verdict.checks}["reached"] == why
 
 
+def test_an_experiment_ends_once_the_tiers_are_well(campaign: Campaign):
+    def tells(*lines: dict[str, object]) -> None:
+        common = {"t": time.time(), "host": "h", "generation": 1, "fault_id": "s1"}
+        with (campaign.run_dir / ledger.EVENTS).open("a") as events:
+            events.write("".join(json.dumps(common | line) + "\n" for line in lines))
+
+    who = {"kind": "storage", "ranks": [], "nodes": [0], "step": 3}
+    well: dict[str, object] = {"event": "recovered", "step": 4, "downtime_s": 0.0, "lost_steps": 0}
+    timer = threading.Timer(1.0, tells, (well,))
+
+    def degraded(text: str) -> None:
+        if text.startswith("1-worker_kill"):
+            tells({"event": "fault", **who, "detail": "", "evidence": "", "detect_s": 0.0})
+            tells({"event": "action", "name": "degrade_tier", "reason": ""})
+            timer.start()
+
+    runner, outcome = carried_out(campaign, Heard(degraded), faults=[{"fault": "worker_kill"}])
+    timer.join()
+    assert (outcome.finished, runner._watch.tiers_are_well) == (True, True)
+
+
 class EndsWithZero(Here):
     """Whatever runs there ends at once."""
 

@@ -1,7 +1,10 @@
 """Which fault of a campaign's ledger is of which injection."""
 
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
-from campaign_tale import KILLED, LINK, SPIKE, STEPS, STORAGE, Tale, outcomes
+from campaign_tale import DRIVER, KILLED, LINK, SPIKE, STEPS, STORAGE, Tale, outcomes
 
 from chaos.fault import Expectation
 from chaos.verdict.verdict import Observation, judge
@@ -46,13 +49,34 @@ def test_the_wrong_rank_is_wrong_even_if_it_was_the_right_one_before():
 
 def test_what_is_wrong_with_storage_may_be_told_again_and_again():
     tale = Tale().goes_to(12).strikes(STORAGE, None, lasts_s=3)
-    for _ in range(2):
-        tale.tells("storage", "degrade_tier", ranks=[])
-        tale.goes_to(tale.step + 4)
-    tale.recovers("s2")
+    for name in ("s1", "s2"):
+        tale.tells("storage", "degrade_tier", ranks=[], name=name)
+        tale.goes_to(tale.step + 4).recovers(name)
     seen = tale.goes_to(STEPS).ends().seen()
     assert judge(seen).broken == []
-    assert len(outcomes(seen)) == 1
+    assert [each.faults for each in outcomes(seen)] == [["s1", "s2"]]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_tier_that_is_never_well_again_was_not_recovered_from_until_the_next_job(passes: bool):
+    tale = Tale().goes_to(12).strikes(replace(STORAGE, may_pass=passes), None, lasts_s=3)
+    tale.tells("storage", "degrade_tier", ranks=[], name="s1")
+    tale.goes_to(20)
+    ended = deepcopy(tale)
+    verdict = judge(tale.goes_to(STEPS).ends().seen())
+    assert verdict.broken == ["recovered"]
+    assert verdict.outcomes[0].wrong == {"recovered": "storage (s1) was not recovered from"}
+    ended.strikes(DRIVER, None, node=None).ends(-9)
+    ended.started()
+    assert judge(ended.goes_to(STEPS).ends().seen()).broken == []
+
+
+@pytest.mark.parametrize(("nodes", "broken"), [((0,), []), ((1,), ["recovered"])])
+def test_of_a_tier_that_was_told_of_twice_one_recovery_is_enough(nodes: tuple[int, ...], broken: list[str]):
+    tale = Tale().goes_to(12).strikes(STORAGE, None, lasts_s=3)
+    tale.tells("storage", "degrade_tier", ranks=[], name="s1")
+    tale.tells("storage", "degrade_tier", ranks=[], nodes=nodes, name="s2")
+    assert judge(tale.recovers("s1").goes_to(STEPS).ends().seen()).broken == broken
 
 
 def test_a_flap_that_costs_nothing_may_pass():
