@@ -131,8 +131,12 @@ def _order(request: InjectionRequest, context: InjectionContext, fault: Inside) 
     inside.give(
         request.run_dir, inside.Order(order, request.fault, request.target.rank, moment.step, moment.phase, dict(request.params))
     )
-    deadline = time.monotonic() + request.limit_s
+    renewed_t = time.monotonic()
+    deadline = renewed_t + request.limit_s
     while (mark := inside.taken(request.run_dir, order)) is None:
+        if time.monotonic() > renewed_t + inside.RENEW_S:
+            inside.renew(request.run_dir, order)
+            renewed_t = time.monotonic()
         if time.monotonic() > deadline or _over(0.02):
             withdrawn = inside.withdraw(request.run_dir, order)
             mark = inside.taken(request.run_dir, order)

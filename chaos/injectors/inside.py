@@ -1,9 +1,11 @@
 """Faults from inside: what a rank of a campaign that allows it does to itself when an order asks for it.
 
 Runs in the workers. An order is a file of the run directory, so that it reaches ranks on all nodes; it is carried out once, by
-whoever makes the mark beside it, and never again when the same step is computed anew.
+whoever makes the mark beside it, and never again when the same step is computed anew. Whoever gave it renews it for as long as
+it is wanted: one that outlives its injector, as where a node dies with all that would have taken it back, is not carried out.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -23,6 +25,8 @@ from resilient import worker
 log = logging.getLogger(__name__)
 
 DIRECTORY = "chaos"
+RENEW_S = 1.0
+STALE_S = 30.0  # an order that was not renewed for so long is nobody's any more
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,24 @@ def give(run_dir: Path, order: Order) -> None:
     new = directory / f".{order.id}.new"
     new.write_text(json.dumps(asdict(order)))
     new.rename(directory / f"{order.id}.order")
+
+
+def renew(run_dir: Path, order_id: str) -> None:
+    """An order is still wanted; where that cannot be written, or the order is not there any more, nothing is done."""
+    with contextlib.suppress(OSError):
+        os.utime(run_dir / DIRECTORY / f"{order_id}.order")
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since an order was renewed, by the file system's clock: those of hosts differ. Raises OSError."""
+    now = path.with_name(f".{path.name}.{secrets.token_hex(4)}.now")
+    try:
+        now.touch()
+        now_s = now.stat().st_mtime
+        with path.open("rb") as file:  # what is opened is not what a client of NFS remembers
+            return now_s - os.fstat(file.fileno()).st_mtime
+    finally:
+        now.unlink(missing_ok=True)
 
 
 def withdraw(run_dir: Path, order_id: str) -> bool:
@@ -141,9 +163,16 @@ class _OrderWatcher:
 
         step = (self._finished or 0) + 1
         marker = {"t": time.time(), "rank": order.rank, "pid": os.getpid(), "step": step, "generation": self._context.generation}
+        path = self._directory / f"{order.id}.order"
         try:
-            if not _create_marker(self._directory / f"{order.id}.taken", marker):
+            if (age_s := _age_s(path)) > STALE_S:
+                log.warning("order %s is not carried out: nobody has renewed it for %.0f s", order.id, age_s)
+                withdraw(self._directory.parent, order.id)
                 return
+            if not _create_marker(path.with_suffix(".taken"), marker):
+                return
+        except FileNotFoundError:
+            return  # it was withdrawn at this moment
         except OSError as error:
             log.warning("order %s is not carried out, since that cannot be told: %s", order.id, error)
             return

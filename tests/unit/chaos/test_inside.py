@@ -1,8 +1,10 @@
 """Orders to ranks: each is carried out at most once, by whom it was given to, and an injector knows of its own ones alone."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,15 @@ def answers(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in printed.splitlines()]
 
 
+def rank_0(run_dir: Path) -> inside._OrderWatcher:
+    return inside._OrderWatcher(worker.Context(0, 0, 1, 1, 1, run_dir, supervised=True), run_dir / inside.DIRECTORY)
+
+
+def come_to_step(rank: inside._OrderWatcher, step: int) -> None:
+    rank(None, step - 1)
+    rank("step", step)
+
+
 def test_what_could_not_be_marked_can_still_be_taken_back(tmp_path: Path):
     inside.give(tmp_path, inside.Order("one", "worker_raise", 0))
     done = subprocess.run([sys.executable, "-c", NO_ROOM, str(tmp_path)], capture_output=True, text=True, check=True)
@@ -68,7 +79,7 @@ def test_an_order_that_was_taken_back_is_given_again_and_one_that_was_carried_ou
         *_, last = answers(order_given(run_dir))
         assert last == last | {"what": "failed", "reason": "rank 0 did not come to step any"}
     injector = order_given(run_dir)
-    rank = inside._OrderWatcher(worker.Context(0, 0, 1, 1, 1, run_dir, supervised=True), run_dir / inside.DIRECTORY)
+    rank = rank_0(run_dir)
     with pytest.raises(InjectedError):
         while injector.poll() is None:
             rank(None, 4)
@@ -76,3 +87,28 @@ def test_an_order_that_was_taken_back_is_given_again_and_one_that_was_carried_ou
     assert [answer["what"] for answer in answers(injector)] == ["armed", "injected", "undone"]
     *_, last = answers(order_given(run_dir))
     assert last["what"] == "failed"
+
+
+def test_an_order_that_nobody_renews_any_more_is_not_carried_out_and_goes(tmp_path: Path):
+    for name in ("one", "two"):
+        inside.give(tmp_path, inside.Order(name, "worker_raise", 0, 5))
+    old_t = time.time() - inside.STALE_S - 10
+    os.utime(tmp_path / inside.DIRECTORY / "one.order", (old_t, old_t))
+    rank = rank_0(tmp_path)
+    with pytest.raises(InjectedError):
+        come_to_step(rank, 5)
+    come_to_step(rank, 6)
+    assert sorted(path.name for path in (tmp_path / inside.DIRECTORY).iterdir()) == ["one.taken", "two.order", "two.taken"]
+    assert (inside.taken(tmp_path, "one"), inside.taken(tmp_path, "two") is None) == (None, False)
+
+
+def test_an_injector_renews_its_order_as_long_as_it_waits(run_dir: Path):
+    injector = order_given(run_dir)
+    while not (found := [*(run_dir / inside.DIRECTORY).glob("*.order")] if (run_dir / inside.DIRECTORY).exists() else []):
+        time.sleep(0.01)
+    os.utime(found[0], (1000, 1000))
+    while found[0].stat().st_mtime == 1000:
+        time.sleep(0.01)
+    with pytest.raises(InjectedError):
+        come_to_step(rank_0(run_dir), 5)
+    assert [answer["what"] for answer in answers(injector)] == ["armed", "injected", "undone"]
