@@ -227,7 +227,7 @@ class Runner:
     def _done(self, now: float) -> Outcome | None:
         """There is nothing more to inject; what the last faults lost is computed again before anything ends, and tiers are well."""
         patient = now < self._calm_t + self._terms.limits.recovery_s
-        if self._watch.furthest_t < self._calm_t or (patient and not self._watch.tiers_are_well):
+        if self._watch.furthest_t < self._calm_t or (patient and not self._watch.tiers_stay_well(CALM_STEPS)):
             return None
         if not self._terms.own:
             return self._over(True, "all faults were injected")

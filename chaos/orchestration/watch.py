@@ -42,6 +42,7 @@ class Watch:
         self.started_t = 0.0  # when the newest job was
         self._open: dict[str, float] = {}
         self._degraded: set[str] = set()  # faults of tiers that are not well again
+        self._well_t = 0.0  # when one of them was
         self._exit_code: int | None = None
         self._free_t: float | None = None  # since when nobody runs it
         self._asked_t = 0.0
@@ -70,7 +71,9 @@ class Watch:
                     self._open[event["fault_id"]] = event["t"]
                 case "recovered":
                     self._open.pop(event["fault_id"], None)
-                    self._degraded.discard(event["fault_id"])
+                    if event["fault_id"] in self._degraded:
+                        self._degraded.discard(event["fault_id"])
+                        self._well_t = event["t"]
         for line in entries.metrics(self._metrics.read()):
             if "step" not in line:
                 continue  # what a script reports between steps
@@ -98,6 +101,10 @@ class Watch:
     def tiers_are_well(self) -> bool:
         """Whether no tier is being tried again."""
         return not self._degraded
+
+    def tiers_stay_well(self, steps: int) -> bool:
+        """Whether so many steps were finished since no tier is tried again: what is wrong with many files is told of one by one."""
+        return self.tiers_are_well and self.goes_on_since(self._well_t, steps)
 
     def ended(self, run_dir: Path) -> int | None:
         """The exit code of a run that is over, and that nobody has started again for a while; None while it is not.

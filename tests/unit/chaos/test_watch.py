@@ -54,6 +54,20 @@ def test_a_tier_is_well_once_what_was_told_of_it_is_recovered_from(tmp_path: Pat
             assert watch.tiers_are_well == well, event
 
 
+@pytest.mark.parametrize(("steps", "stays"), [(2, True), (3, False)])
+def test_a_tier_stays_well_once_steps_were_finished_after_its_recovery(tmp_path: Path, steps: int, stays: bool):
+    metrics = [{"step": step, "generation": 1, "t": float(step)} for step in range(1, 8)]
+    (tmp_path / ledger.METRICS).write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    events = [
+        {"event": "action", "fault_id": "s1", "name": "degrade_tier", "reason": ""},
+        {"event": "recovered", "fault_id": "s1", **COST, "t": 5.5},
+    ]
+    (tmp_path / ledger.EVENTS).write_text("".join(json.dumps(LINE | event) + "\n" for event in events))
+    watch = Watch(tmp_path)
+    watch.poll()
+    assert watch.tiers_stay_well(steps) == stays
+
+
 @pytest.mark.parametrize(("name", "goes_on"), [("grow", True), ("departed", True), ("restart_workers", False)])
 def test_what_is_told_of_nodes_after_a_recovery_stops_no_rank(tmp_path: Path, name: str, goes_on: bool):
     (tmp_path / ledger.METRICS).write_text(json.dumps({"step": 5, "generation": 1, "t": 9.0}) + "\n")
