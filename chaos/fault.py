@@ -75,7 +75,7 @@ class Fault(BaseModel):
         raise NotImplementedError
 
     def lacks(self) -> str:
-        """Which parameters it cannot do without and was not given, in words; empty: none."""
+        """What it cannot do without beside its `needs`: parameters that were not given, or what is not here; empty: nothing."""
         return ""
 
 
@@ -103,7 +103,11 @@ class Inside(Fault):
     when: ClassVar[str] = "step"  # phase of the training thread at whose begin it strikes
 
     def strike(self, context: "RankContext") -> None:
-        """Do it; called in the training thread, at most once for an order, after the order was marked as taken."""
+        """Do it; called in the training thread, at most once for an order, after the order was marked as taken.
+
+        Raises:
+            CannotInject: nothing was done; the rank trains on.
+        """
         raise NotImplementedError
 
     def removal(self, order: str) -> Sequence[str] | None:

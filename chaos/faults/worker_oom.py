@@ -1,6 +1,8 @@
 """A worker uses more memory than its cgroup may."""
 
+import contextlib
 import os
+import secrets
 import time
 from pathlib import Path
 
@@ -10,8 +12,9 @@ from chaos.fault import CannotInject, Expectation, Inside, Need
 from chaos.injectors.context import RankContext
 from chaos.injectors.guard import Command
 from resilient import worker
-from resilient.agent.oom import controller
+from resilient.agent.oom import Controller, controller
 
+_NO_CONTROLLER = "no cgroup accounts for memory here"
 SEEN_S = 2.0  # for the agent to see that the worker is in the cgroup: it looks every second
 
 # $1: the cgroup. The rank needs a moment to make it, and whoever looks for the reason of its end reads it for another one.
@@ -33,6 +36,20 @@ class WorkerOom(Inside):
         # The kernel may look for memory to give back for so long that the rank is found hanging before it is killed.
         return Expectation(frozenset({"exit", "hang"}), frozenset({"restart_workers"}), culprit=True)
 
+    def lacks(self) -> str:
+        found = controller(Path("/proc/self/mountinfo").read_text())
+        if found is None:
+            return _NO_CONTROLLER
+        group = _group(found.mount, f"probe-{secrets.token_hex(4)}")
+        try:
+            _make(group, found, self.mib)
+        except CannotInject as error:
+            return str(error)
+        finally:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        return ""
+
     def removal(self, order: str) -> Command | None:
         found = controller(Path("/proc/self/mountinfo").read_text())
         return None if found is None else ["sh", "-c", _REMOVE, "sh", str(_group(found.mount, order))]
@@ -40,14 +57,13 @@ class WorkerOom(Inside):
     def strike(self, context: RankContext) -> None:
         found = controller(Path("/proc/self/mountinfo").read_text())
         if found is None:
-            raise CannotInject("no cgroup accounts for memory here")
+            raise CannotInject(_NO_CONTROLLER)
         group = _group(found.mount, context.order)
+        _make(group, found, self.mib)
         try:
-            group.mkdir()
-            (group / ("memory.max" if found.unified else "memory.limit_in_bytes")).write_text(str(self.mib << 20))
             (group / "cgroup.procs").write_text(str(os.getpid()))
         except OSError as error:
-            raise CannotInject(f"a cgroup with a limit cannot be made: {error}") from error
+            raise CannotInject(f"a cgroup takes no process: {error}") from error
         until = time.monotonic() + SEEN_S
         while time.monotonic() < until:
             with worker.phase("step"):  # a sign of life
@@ -55,6 +71,14 @@ class WorkerOom(Inside):
         taken = []
         while True:
             taken.append(b"x" * (1 << 20))
+
+
+def _make(group: Path, found: Controller, mib: int) -> None:
+    try:
+        group.mkdir()
+        (group / ("memory.max" if found.unified else "memory.limit_in_bytes")).write_text(str(mib << 20))
+    except OSError as error:
+        raise CannotInject(f"a cgroup with a limit cannot be made: {error}") from error
 
 
 def _group(mount: Path, order: str) -> Path:

@@ -143,6 +143,8 @@ def _order(request: InjectionRequest, context: InjectionContext, fault: Inside) 
             if withdrawn or mark is None:
                 raise Missed(f"rank {request.target.rank} did not come to step {moment.step or 'any'}")
             break
+    if "failed" in mark:
+        raise CannotInject(mark["failed"])
     _answer("injected", t=mark["t"], evidence=mark)
 
 

@@ -89,8 +89,23 @@ def _create_marker(path: Path, what: Mapping[str, object]) -> bool:
     return True
 
 
+def _tell_failed(path: Path, error: Exception) -> None:
+    """Put into a mark that nothing was done."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        new.write_text(json.dumps({"failed": str(error)}))
+        new.replace(path)
+    except OSError as problem:
+        log.warning("%s cannot be told: %s", error, problem)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def taken(run_dir: Path, order_id: str) -> dict[str, Any] | None:
-    """When and where an order was carried out (`t`, `rank`, `pid`, `step`, `generation`); None if it was not, yet."""
+    """When and where an order was carried out (`t`, `rank`, `pid`, `step`, `generation`); None if it was not, yet.
+
+    `failed` alone: the rank could not, for this reason.
+    """
     try:
         found: dict[str, Any] = json.loads((run_dir / DIRECTORY / f"{order_id}.taken").read_text())
     except (FileNotFoundError, ValueError):
@@ -158,7 +173,7 @@ class _OrderWatcher:
         return self._finished is not None and self._finished + 1 >= (order.step or 0)
 
     def _carry_out(self, order: Order, phase: str) -> None:
-        from chaos.fault import Inside
+        from chaos.fault import CannotInject, Inside
         from chaos.faults import kind
 
         step = (self._finished or 0) + 1
@@ -179,4 +194,9 @@ class _OrderWatcher:
         fault = kind(order.fault)(**order.params)
         assert isinstance(fault, Inside)
         run_dir = self._directory.parent
-        fault.strike(RankContext(order.rank, self._context.world_size, step, phase, run_dir, order.id, self._followers.append))
+        context = RankContext(order.rank, self._context.world_size, step, phase, run_dir, order.id, self._followers.append)
+        try:
+            fault.strike(context)
+        except CannotInject as error:
+            log.warning("order %s is not carried out: %s", order.id, error)
+            _tell_failed(path.with_suffix(".taken"), error)

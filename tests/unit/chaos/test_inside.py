@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from chaos.faults import worker_oom
+from chaos.faults.worker_oom import WorkerOom
 from chaos.faults.worker_raise import InjectedError
 from chaos.injectors import inside
 from chaos.injectors.context import Target
 from chaos.injectors.injector import InjectionRequest
 from resilient import worker
+from resilient.agent.oom import Controller
 from resilient.config import dump, load
 
 NO_ROOM = """
@@ -39,13 +43,13 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def order_given(run_dir: Path) -> subprocess.Popen[str]:
-    """An injector that has a rank raise an exception; its input is open."""
+def order_given(run_dir: Path, fault: str = "worker_raise") -> subprocess.Popen[str]:
+    """An injector that has a rank do something to itself; its input is open."""
     process = subprocess.Popen(
         [sys.executable, "-m", "chaos.injectors.injector"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None
-    process.stdin.write(InjectionRequest("1-worker_raise", "worker_raise", run_dir, Target(rank=0)).line())
+    process.stdin.write(InjectionRequest(f"1-{fault}", fault, run_dir, Target(rank=0)).line())
     process.stdin.flush()
     return process
 
@@ -63,6 +67,13 @@ def rank_0(run_dir: Path) -> inside._OrderWatcher:
 def come_to_step(rank: inside._OrderWatcher, step: int) -> None:
     rank(None, step - 1)
     rank("step", step)
+
+
+def order_of(run_dir: Path) -> Path:
+    """The file of an order, once it is there."""
+    while not (found := [*(run_dir / inside.DIRECTORY).glob("*.order")]):
+        time.sleep(0.01)
+    return found[0]
 
 
 def test_what_could_not_be_marked_can_still_be_taken_back(tmp_path: Path):
@@ -104,11 +115,24 @@ def test_an_order_that_nobody_renews_any_more_is_not_carried_out_and_goes(tmp_pa
 
 def test_an_injector_renews_its_order_as_long_as_it_waits(run_dir: Path):
     injector = order_given(run_dir)
-    while not (found := [*(run_dir / inside.DIRECTORY).glob("*.order")] if (run_dir / inside.DIRECTORY).exists() else []):
-        time.sleep(0.01)
-    os.utime(found[0], (1000, 1000))
-    while found[0].stat().st_mtime == 1000:
+    path = order_of(run_dir)
+    os.utime(path, (1000, 1000))
+    while path.stat().st_mtime == 1000:
         time.sleep(0.01)
     with pytest.raises(InjectedError):
         come_to_step(rank_0(run_dir), 5)
     assert [answer["what"] for answer in answers(injector)] == ["armed", "injected", "undone"]
+
+
+def test_a_rank_that_cannot_do_what_it_was_asked_for_trains_on_and_says_why(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    nowhere = run_dir / "there" / "is" / "none"
+    monkeypatch.setattr(worker_oom, "controller", lambda text: Controller(nowhere, "/", unified=True))
+    assert "cannot be made" in WorkerOom().lacks()
+    injector = order_given(run_dir, "worker_oom")
+    order_of(run_dir)
+    injector.send_signal(signal.SIGSTOP)
+    come_to_step(rank_0(run_dir), 5)
+    injector.send_signal(signal.SIGCONT)
+    armed, failed = answers(injector)
+    assert (armed["what"], failed["what"]) == ("armed", "failed")
+    assert str(nowhere) in failed["reason"]
