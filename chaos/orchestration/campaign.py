@@ -52,7 +52,7 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
             raise ExperimentError([Problem("campaign.file", wanted.file, f"{path}: a config is a mapping of keys to values")])
     for each in (wanted.config, changes or {}, {"run_dir": str(directory.absolute() / RUN), "chaos": {"allow": allow}}):
         values = merged(values, each)
-    os.environ.setdefault("USER", getpass.getuser())  # which paths may name, and containers do not have
+    os.environ.setdefault("USER", _user())  # which paths may name, and containers do not have
     values = filled_in(values, paths(wanted.volumes, directory))
     path = directory / CONFIG
     directory.mkdir(parents=True, exist_ok=True)
@@ -63,6 +63,14 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
         raise ExperimentError([_where_it_stands(wanted, experiment, each) for each in error.problems]) from None
     path.write_text(dump(config))
     return config
+
+
+def _user() -> str:
+    """The name of this user, or the number where it has none, as in a container that is run under any."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the former before Python 3.13
+        return str(os.getuid())
 
 
 def _where_it_stands(wanted: Wanted, experiment: Path, problem: Problem) -> Problem:
