@@ -228,7 +228,7 @@ def find(named: str) -> Path:
         ExperimentError: there is neither.
     """
     path = Path(named)
-    if path.exists() or path.suffix:
+    if path.suffix or (path.exists() and not path.is_dir()):
         return path
     shipped = {each.stem: each for each in sorted(SHIPPED.glob("*.yaml"))}
     if named not in shipped:

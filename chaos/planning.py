@@ -212,7 +212,7 @@ def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int, first_nu
         return Strike(f"{next(number)}-{name}", name, target, at, possible[name].params, calm_s, by_chance=True)
 
     done = 0
-    while done < (mix.count or min(most + 1, UNBOUNDED)):
+    while done < min(mix.count or UNBOUNDED, most + 1):  # one more than the limits allow shows that some are left out
         if not bag:  # every kind has had its turn before the weights decide
             bag = chance.sample(names, len(names)) if done == 0 else chance.choices(names, weights, k=len(names))
         name = bag.pop()

@@ -23,7 +23,8 @@ PATIENCE_S = 10.0  # for what is just ending
 def processes(run_dir: Path) -> list[str]:
     """Those whose command, environment, directory or output names the run directory; this process and those above it aside.
 
-    Waits a little for those that are about to end.
+    Waits a little for those that are about to end. What has another terminal than this process is somebody's who looks on: what a
+    campaign starts has the same one, or none.
     """
     deadline = time.monotonic() + PATIENCE_S
     while (found := _named(run_dir)) and time.monotonic() < deadline:
@@ -33,9 +34,12 @@ def processes(run_dir: Path) -> list[str]:
 
 def _named(run_dir: Path) -> list[str]:
     name = re.compile(re.escape(str(run_dir).encode()) + rb"(?![\w.-])")
-    own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
+    this = psutil.Process()
+    own, terminals = {this.pid, *(process.pid for process in this.parents())}, (None, this.terminal())
     found = []
-    for process in psutil.process_iter(["pid", "name", "status"]):
+    for process in psutil.process_iter(["pid", "name", "status", "terminal"]):
+        if process.info["terminal"] not in terminals:
+            continue
         traces = b"\0".join(_traces(process.pid)) if process.pid not in own else b""
         if process.info["status"] != psutil.STATUS_ZOMBIE and name.search(traces):
             found.append(f"process {process.pid} ({process.info['name']})")

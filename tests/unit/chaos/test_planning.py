@@ -35,6 +35,12 @@ def test_a_mix_has_as_many_faults_as_it_says_and_each_kind_at_least_once():
     assert len({strike.id for strike in found}) == 40
 
 
+def test_of_a_mix_that_has_more_than_the_limits_allow_no_more_are_drawn():
+    many, few = (plan(mixed(count, limits={"faults": 7}, nested=0.5), 3, WORLD) for count in (1_000_000_000_000, 100))
+    assert many == few
+    assert len(many.strikes) in (6, 7)
+
+
 def test_weights_decide_how_often_a_kind_is_drawn():
     names = [strike.fault for strike in plan(mixed(1000), 0, WORLD).strikes]
     assert names.count("worker_kill") > 2 * names.count("worker_raise") > 0
