@@ -109,7 +109,7 @@ def inspect(tier: TierSpec) -> DiskState:
         return DiskState(place, trouble=_why(error, place))
     finally:
         os.close(fd)
-    held_bytes, held_files = _held(tier)
+    held_bytes, held_files = held(tier)
     return DiskState(
         place,
         free_bytes=free_bytes,
@@ -163,7 +163,7 @@ def _speed(fd: int, size_bytes: int) -> tuple[float, float]:
     return write_rate, back / (time.perf_counter() - began)
 
 
-def _held(tier: TierSpec) -> tuple[int, int]:
+def held(tier: TierSpec) -> tuple[int, int]:
     """Bytes and files that are there already."""
     size_bytes = files = 0
     directories = sorted(tier.path.glob(tier.held)) if tier.held else []

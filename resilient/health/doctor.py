@@ -46,15 +46,15 @@ class Subject:
     Attributes:
         ranks: on this machine.
         device: "cpu" or "cuda".
-        memory_bytes: that snapshots in RAM take, where that is known.
         binding: of its ranks.
+        in_ram: the tier of snapshots in RAM, where there is one.
     """
 
     ranks: int
     device: str
     tiers: tuple[disk.TierSpec, ...]
-    memory_bytes: int | None
     binding: Binding = NOWHERE
+    in_ram: disk.TierSpec | None = None
 
 
 def subject(path: Path | None, overrides: Sequence[str]) -> Subject:
@@ -68,29 +68,29 @@ def subject(path: Path | None, overrides: Sequence[str]) -> Subject:
         places = {"shm": machine.SHARED_MEMORY, "tmp": Path(tempfile.gettempdir()), "here": Path.cwd()}
         tiers = (*_of_the_site(), *(disk.TierSpec(name, place, quotas=True) for name, place in places.items()))
         ranks, device = gpu_count() or min(2, os.cpu_count() or 1), "cuda" if gpu_count() else "cpu"
-        return Subject(ranks, device, tiers, None, of_this_node("auto", device, Share(0, ranks, ranks)))
+        return Subject(ranks, device, tiers, of_this_node("auto", device, Share(0, ranks, ranks)))
     config, _ = decided(load(path, overrides))
     layout = machine_layout(config)
     os.environ.update(network.environment(config.network, os.environ, one_machine=True))
     on_gpu = gpu_count() > 0 and config.cluster.device != "cpu"
     binding = binding_here(config, layout, in_job=JOB in os.environ)
-    tiers, memory_bytes = _tiers(config, layout, checkpoint_size(config))
-    return Subject(layout.world_size, "cuda" if on_gpu else "cpu", (*_of_the_site(), *tiers), memory_bytes, binding)
+    tiers, in_ram = _tiers(config, layout, checkpoint_size(config))
+    return Subject(layout.world_size, "cuda" if on_gpu else "cpu", (*_of_the_site(), *tiers), binding, in_ram)
 
 
 def _of_the_site() -> list[disk.TierSpec]:
     return [disk.TierSpec(name, path, measured=False, quotas=True) for name, path in site_places(os.environ).items()]
 
 
-def _tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> tuple[tuple[disk.TierSpec, ...], int | None]:
-    """The tiers as this machine, which stands for all nodes, must bear them; and bytes of RAM.
+def _tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> tuple[tuple[disk.TierSpec, ...], disk.TierSpec | None]:
+    """The tiers as this machine, which stands for all nodes, must bear them; and the one of them that is in RAM.
 
     Args:
         one: bytes and files of one checkpoint, where they are known.
     """
-    in_ram = {tier.path: storage.lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
-    found = storage.arrange(config, layout.nodes, "", in_ram)
-    specs, memory_bytes = [], None
+    lie_in_ram = {tier.path: storage.lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
+    found = storage.arrange(config, layout.nodes, "", lie_in_ram)
+    specs, in_ram = [], None
     for place in found.tiers:
         if place.kind == "durable":
             spec = disk.TierSpec(place.name, Path(place.roots[0]), held="step-*", held_newest=place.keep_last + 1, quotas=True)
@@ -100,10 +100,10 @@ def _tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> tuple
             needed_bytes, needed_files = storage.needed(found, place, layout.nodes, one, layout.copies)
             times = len(place.roots)
             spec = replace(spec, needed_bytes=times * needed_bytes, needed_files=times * needed_files)
-            if place.kind == "memory":
-                memory_bytes = spec.needed_bytes
+        if place.kind == "memory":
+            in_ram = spec
         specs.append(spec)
-    return tuple(specs), memory_bytes
+    return tuple(specs), in_ram
 
 
 def examine(checked: Subject, limit_s: float, *, quiet: bool) -> Report:
@@ -142,10 +142,11 @@ def at_once(checked: Subject) -> list[Finding]:
     """What can be told without touching anything that may hang."""
     wires = interfaces.check(LOCAL)
     rdma = any(":" in finding.check for finding in wires)
+    needed_bytes, held_bytes = (None, 0) if (tier := checked.in_ram) is None else (tier.needed_bytes, disk.held(tier)[0])
     host = socket.gethostname()
     by_name = replace(machine.reach(host), check="host name")
     return [
-        *machine.judge_memory(machine.memory_of(), checked.memory_bytes),
+        *machine.judge_memory(machine.memory_of(), needed_bytes, held_bytes),
         judge_binding(checked.binding),
         *machine.judge_limits(machine.limits_of(), ranks=checked.ranks, world=checked.ranks, rdma=rdma),
         machine.reach(LOCAL),

@@ -25,6 +25,7 @@ LEAST_PORTS = 2000
 LOCKED_BYTES = 1 << 30
 LEAST_FILE_BYTES = 64 << 20  # heartbeat regions, logs and the ledger need as much
 REACH_S = 3.0
+_UNLIMITED = 1 << 60  # cgroup v1 writes no limit as a very large one
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Room:
 def memory_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), shm: Path = SHARED_MEMORY) -> Room:
     """What this machine has now."""
     available = psutil.virtual_memory().available
-    limit, used = _cgroup("memory.max", proc, cgroups), _cgroup("memory.current", proc, cgroups)
-    if limit is not None and used is not None:
-        available = min(available, max(0, limit - used))
+    left = _cgroup_left("memory", proc, cgroups)
+    if left is not None:
+        available = min(available, left)
     try:
         shared = os.statvfs(shm)
     except OSError:
@@ -54,15 +55,17 @@ def memory_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
     return Room(available, shared.f_blocks * shared.f_frsize, shared.f_bavail * shared.f_frsize)
 
 
-def judge_memory(room: Room, needed_bytes: int | None) -> list[Finding]:
+def judge_memory(room: Room, needed_bytes: int | None, held_bytes: int = 0) -> list[Finding]:
     """Whether it is enough.
 
     Args:
         needed_bytes: what snapshots in RAM will take, where that is known; ranks come on top.
+        held_bytes: what the campaign's snapshots take already.
     """
     measured = {"available_bytes": room.available_bytes}
-    if needed_bytes is not None and room.available_bytes < needed_bytes:
+    if needed_bytes is not None and room.available_bytes + held_bytes < needed_bytes:
         here, need = size(room.available_bytes), size(needed_bytes)
+        need += f", {size(held_bytes)} of it already" if held_bytes else ""
         text = f"{here} are available, and snapshots in RAM alone take {need}; use fewer ranks per node, or no tier in RAM"
         found = [Finding("memory", "fail", text, measured)]
     else:
@@ -102,8 +105,7 @@ class Limits:
 
 def limits_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Limits:
     """What holds for this process, and so for those it starts."""
-    most, used = _cgroup("pids.max", proc, cgroups), _cgroup("pids.current", proc, cgroups)
-    left = None if most is None else max(0, most - (used or 0))
+    left = _cgroup_left("pids", proc, cgroups)
     root = os.geteuid() == 0
     by: Literal["pids.max", "ulimit -u"] = "pids.max"
     if not root and (allowed := _limit(resource.RLIMIT_NPROC)) is not None:
@@ -220,20 +222,59 @@ def _tasks(user: int, proc: Path) -> int:
     return count
 
 
-def _cgroup(name: str, proc: Path, cgroups: Path) -> int | None:
-    """The tightest value of this cgroup and those above it; None where there is none, or cgroups are of version 1."""
-    try:
-        line = next(line for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return None
-    here = cgroups / line.removeprefix("0::").strip("/")
-    for place in (here, *here.parents):
+@dataclass(frozen=True)
+class _Counter:
+    """What a cgroup has of one resource, by the names of its files.
+
+    Attributes:
+        most, used: the limit, and what counts against it.
+        idle: the number in memory.stat of bytes that count as used, and that the kernel drops before it refuses memory.
+    """
+
+    most: str
+    used: str
+    idle: str = ""
+
+    def left(self, place: Path) -> int | None:
+        """What one cgroup still grants, whatever those above it do; None where it has no limit."""
+        most = _number(place / self.most)
+        if most is None or most >= _UNLIMITED:
+            return None
+        return max(0, most - max(0, (_number(place / self.used) or 0) - self._idle(place)))
+
+    def _idle(self, place: Path) -> int:
+        if not self.idle:
+            return 0
         try:
-            text = (place / name).read_text().strip()
+            lines = (place / "memory.stat").read_text().splitlines()
         except OSError:
-            continue
-        if text.isdigit():
-            return int(text)
-        if place == cgroups:
-            break
-    return None
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith(f"{self.idle} ")), 0)
+
+
+_PIDS = _Counter("pids.max", "pids.current")
+_V1 = {"memory": _Counter("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), "pids": _PIDS}
+_V2 = {"memory": _Counter("memory.max", "memory.current", "inactive_file"), "pids": _PIDS}
+
+
+def _cgroup_left(name: Literal["memory", "pids"], proc: Path, cgroups: Path) -> int | None:
+    """The least that this cgroup and those above it still grant, each by its own limit and its own use; None without a limit."""
+    try:
+        lines = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
+    except OSError:
+        return None
+    v1 = next((path for _, names, path in lines if name in names.split(",")), None)
+    v2 = next((path for number, names, path in lines if (number, names) == ("0", "")), None)
+    path, mount, counter = (v2, cgroups, _V2[name]) if v1 is None else (v1, cgroups / name, _V1[name])
+    if path is None:
+        return None
+    here = mount / path.strip("/")
+    places = [place for place in (here, *here.parents) if place.is_relative_to(mount)]
+    return min((left for place in places if (left := counter.left(place)) is not None), default=None)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # a limit may be the word max
+        return None

@@ -158,21 +158,76 @@ def test_a_port_that_is_slower_than_the_others_is_told(sysfs: Path):
 # -- what the machine grants ---------------------------------------------------------------------------------------------
 
 
-def test_memory_and_processes_are_bounded_by_the_cgroup_too(tmp_path: Path):
-    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc of a process in the cgroup /user/job, of both versions."""
+    proc = tmp_path / "proc"
     (proc / "self").mkdir(parents=True)
-    (proc / "self/cgroup").write_text("0::/user/job\n")
+    (proc / "self/cgroup").write_text("4:cpu,cpuacct:/\n3:memory:/user/job\n2:pids:/user/job\n0::/user/job\n")
     (proc / "sys/net/ipv4").mkdir(parents=True)
     (proc / "sys/net/ipv4/ip_local_port_range").write_text("32768\t33000\n")
-    (cgroups / "user/job").mkdir(parents=True)
-    (cgroups / "user/job/memory.max").write_text("max\n")
-    (cgroups / "user/memory.max").write_text(f"{64 << 20}\n")
-    (cgroups / "user/memory.current").write_text(f"{40 << 20}\n")
-    (cgroups / "user/job/pids.max").write_text("100\n")
-    (cgroups / "user/job/pids.current").write_text("90\n")
-    room = machine.memory_of(proc=proc, cgroups=cgroups, shm=tmp_path)
-    assert room.available_bytes == 24 << 20
-    limits = machine.limits_of(proc=proc, cgroups=cgroups)
+    return proc
+
+
+@pytest.fixture
+def unified(proc: Path) -> Path:
+    """The same, of version 2 alone."""
+    (proc / "self/cgroup").write_text("0::/user/job\n")
+    return proc
+
+
+def cgroup(directory: Path, **files: int | str) -> None:
+    """Files of a cgroup, by their names with a _ in place of the first dot."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name.replace("_", ".", 1)).write_text(f"{text}\n")
+
+
+MIB = 1 << 20
+MEMORY_LEVELS = [
+    pytest.param(("max", 1, 0), (64, 40, 0), 24, id="others of the job use it, too"),
+    pytest.param(("max", 60, 50), (64, 60, 50), 54, id="the page cache counts as free"),
+    pytest.param((96, 8, 0), (64, 40, 0), 24, id="the leaf's limit is the looser one"),
+    pytest.param((16, 8, 0), (64, 40, 0), 8, id="the leaf's limit is the tighter one"),
+    pytest.param(("max", 1, 0), (64, 70, 0), 0, id="more is used than the limit"),
+]
+
+
+@pytest.mark.parametrize(("leaf", "parent", "left"), MEMORY_LEVELS)
+def test_memory_is_what_the_tightest_cgroup_leaves_by_its_own_use(
+    unified: Path, tmp_path: Path, leaf: tuple[int | str, int, int], parent: tuple[int | str, int, int], left: int
+):
+    cgroups = tmp_path / "cgroup"
+    for place, (limit, used, cached) in ((cgroups / "user/job", leaf), (cgroups / "user", parent)):
+        most = limit if isinstance(limit, str) else limit * MIB
+        stat = f"anon 1\ninactive_file {cached * MIB}\nactive_file 5"
+        cgroup(place, memory_max=most, memory_current=used * MIB, memory_stat=stat)
+    cgroup(cgroups, memory_stat="inactive_file 0")  # the root cgroup has no limit
+    assert machine.memory_of(proc=unified, cgroups=cgroups, shm=tmp_path).available_bytes == left * MIB
+
+
+@pytest.mark.parametrize(("leaf", "parent", "left"), MEMORY_LEVELS)
+def test_memory_is_what_cgroups_of_version_1_leave(
+    proc: Path, tmp_path: Path, leaf: tuple[int | str, int, int], parent: tuple[int | str, int, int], left: int
+):
+    mount = tmp_path / "cgroup/memory"
+    for place, (limit, used, cached) in ((mount / "user/job", leaf), (mount / "user", parent)):
+        most = (1 << 63) - 4096 if isinstance(limit, str) else limit * MIB
+        stat = f"inactive_file 7\ntotal_inactive_file {cached * MIB}"
+        cgroup(place, memory_limit_in_bytes=most, memory_usage_in_bytes=used * MIB, memory_stat=stat)
+    assert machine.memory_of(proc=proc, cgroups=tmp_path / "cgroup", shm=tmp_path).available_bytes == left * MIB
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_processes_are_what_the_tightest_cgroup_leaves_by_its_own_count(
+    proc: Path, tmp_path: Path, version: int, request: pytest.FixtureRequest
+):
+    mount = tmp_path / "cgroup/pids" if version == 1 else tmp_path / "cgroup"
+    if version == 2:
+        request.getfixturevalue("unified")
+    cgroup(mount / "user/job", pids_max="max", pids_current=5)
+    cgroup(mount / "user", pids_max=100, pids_current=90)
+    limits = machine.limits_of(proc=proc, cgroups=tmp_path / "cgroup")
     assert (limits.processes, limits.ports) == (10, 233)
     elsewhere = machine.limits_of(proc=tmp_path / "none", cgroups=tmp_path / "none")
     assert (elsewhere.processes, elsewhere.ports) == (None, None)
@@ -190,6 +245,13 @@ def test_memory_and_processes_are_bounded_by_the_cgroup_too(tmp_path: Path):
 )
 def test_memory_is_judged_by_what_snapshots_take(room: machine.Room, needed: int | None, verdicts: list[str]):
     assert [each.verdict for each in machine.judge_memory(room, needed)] == verdicts
+
+
+def test_snapshots_that_are_in_ram_already_count_as_memory_for_them():
+    full = machine.Room(2 * GIB, 4 * GIB, 3 * GIB)
+    assert machine.judge_memory(full, 9 * GIB, 7 * GIB)[0].verdict == "ok"
+    found = machine.judge_memory(full, 9 * GIB, 6 * GIB)[0]
+    assert found.verdict == "fail" and "take 9.0 GiB, 6.0 GiB of it already" in found.text
 
 
 @pytest.mark.parametrize(
