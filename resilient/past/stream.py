@@ -6,6 +6,7 @@ so that a file that is moved aside changes none of them.
 
 import hashlib
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,18 @@ class Stream:
                 line, (after, is_whole) = b"", _rest(file, after, end)
             return line, after, is_whole or end != self._end
         return b"", offset, True
+
+    def back(self, offset: int) -> Iterator[tuple[int, bytes]]:
+        """The lines before an offset, the last one first, each with where it begins; none before one longer than a block."""
+        while offset > 0:
+            begin = max(0, offset - BLOCK_BYTES)
+            lines = self._bytes(begin, offset).split(b"\n")[begin > 0 :]  # the first one may begin before the block
+            if not lines:
+                return
+            for line in reversed(lines):
+                offset -= len(line)
+                yield offset, line
+                offset -= 1
 
     def proof(self, offset: int) -> bytes:
         """What shows that a file is the same up to an offset, if it is one that is only ever appended to: the hash of both ends."""

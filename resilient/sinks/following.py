@@ -1,9 +1,11 @@
 """Reading a file of lines that grows, from an offset on; and what all lines of a run directory come to, in a thread of its own."""
 
 import copy
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from resilient import clock, entries, ledger
 from resilient.ledger import EVENTS, LINE_BYTES, METRICS
@@ -11,28 +13,42 @@ from resilient.past.stream import Stream
 from resilient.sinks.base import Line
 from resilient.sinks.totals import RollingAccount, Totals
 
+log = logging.getLogger(__name__)
+
 
 class LineFile:
     """The lines of `events.jsonl` or `metrics.jsonl` from an offset on, as far as they are entries.
 
-    Offsets count from the beginning of the oldest part that was moved aside.
+    Offsets count from the beginning of the oldest part that was moved aside. A file that has lost its end is waited for, and lines
+    that have come in place of the end are read.
 
     Args:
         at_bytes: where to begin; the next line's beginning is looked for there.
+        newest_t: see below.
+
+    Attributes:
+        at_bytes: where the next line begins.
+        newest_t: the latest of the times of those before, unix seconds; None: not known.
     """
 
-    def __init__(self, path: Path, at_bytes: int = 0) -> None:
+    def __init__(self, path: Path, at_bytes: int = 0, newest_t: float | None = None) -> None:
         self._path = path
         self.name = path.name
         self.at_bytes = at_bytes
+        self.newest_t = newest_t
+        self._is_where_it_was = at_bytes == 0  # whether the offset is known to be one of the file as it is
         self._fits = entries.is_event if path.name == EVENTS else entries.is_metrics
         self._begins = at_bytes == 0  # whether a line is known to begin there
 
     def read(self) -> list[Line]:
         """The next lines, of about a mebibyte; none if there are none yet. Raises OSError."""
         with Stream(self._path) as stream:
+            self._is_where_it_was = self._is_where_it_was and self.at_bytes <= stream.end
+            if not self._is_where_it_was:
+                self._go_back(stream)
             if self.at_bytes > stream.end:
                 return []  # what was there before a crash is not there again yet
+            self._is_where_it_was = True
             self._begins = self._begins or stream.begins(self.at_bytes)
             texts = stream.block(self.at_bytes)
             if texts:
@@ -44,12 +60,31 @@ class LineFile:
         self._begins = is_whole  # one that is longer than any of the project's may go on
         return [line] if line is not None else []
 
+    def _go_back(self, stream: Stream) -> None:
+        """To the first line before the offset that is later than all that were read; nowhere if there is none."""
+        first = None
+        for begin, text in stream.back(min(self.at_bytes, stream.end)) if self.newest_t is not None else ():
+            entry = self._entry(text)
+            if entry is not None and entry["t"] <= self.newest_t:
+                break
+            first = begin if entry is not None else first
+        if first is not None:
+            log.warning("%s has lost lines that were read; read on at byte %d, not %d", self._path, first, self.at_bytes)
+            self.at_bytes, self._begins = first, True
+
     def _line(self, text: bytes, end: int) -> Line | None:
         """Move over a line. Args: end: where it ends."""
         self.at_bytes = end
         whole, self._begins = self._begins, True
-        entry = ledger.parsed(text) if whole else None
-        return Line(self._path.name, end, entry) if entry is not None and self._fits(entry) else None
+        entry = self._entry(text) if whole else None
+        if entry is None:
+            return None
+        self.newest_t = entry["t"] if self.newest_t is None else max(entry["t"], self.newest_t)
+        return Line(self._path.name, end, entry)
+
+    def _entry(self, text: bytes) -> dict[str, Any] | None:
+        entry = ledger.parsed(text)
+        return entry if entry is not None and self._fits(entry) else None
 
 
 class TotalsReader:

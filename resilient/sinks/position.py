@@ -13,22 +13,26 @@ from checkpoint.locks import has_no_links
 from checkpoint.typed import built
 
 DIRECTORY = "sinks"
+OVERLAP_S = 60.0  # rather twice than never
 
 
 class _Kept(msgspec.Struct, frozen=True):
     since_t: float  # unix seconds
     at_bytes: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    newest_t: dict[str, float] = {}
 
 
 class Position:
     """The offsets of one sink. As long as it is open nobody else feeds this sink. Belongs to one thread.
 
     Args:
-        since_t: unix seconds from which on lines are wanted, if the sink is used for the first time.
+        since_t: unix seconds from which on lines are wanted, if the sink is used for the first time; 0: all.
 
     Attributes:
-        since_t: what that was when it was used for the first time.
+        since_t: what that was when it was used for the first time; where that cannot be read, a minute before it was written.
+        is_lost: whether what was kept cannot be read.
         at_bytes: up to where lines were taken, by file.
+        newest_t: the latest of the times of the lines up to there, and maybe of some after them, by file.
 
     Raises:
         BlockingIOError: somebody else feeds the sink.
@@ -47,11 +51,15 @@ class Position:
             raise BlockingIOError(error.errno, why) from None
         except OSError:
             pass  # a file system without locks
+        self.since_t = since_t
+        self.at_bytes: dict[str, int] = {}
+        self.newest_t: dict[str, float] = {}
+        self.is_lost = False
         kept = self._read()
-        self.since_t = since_t if kept is None else kept.since_t
-        self.at_bytes = {} if kept is None else dict(kept.at_bytes)
-        if kept is None:
-            self._write({})  # what comes from now on is not lost, even if nothing is ever taken in this job
+        if kept is not None:
+            self.since_t, self.at_bytes, self.newest_t = kept.since_t, dict(kept.at_bytes), dict(kept.newest_t)
+        else:
+            self._write({}, {})  # what comes from now on is not lost, even if nothing is ever taken in this job
 
     def _read(self) -> _Kept | None:
         try:
@@ -59,17 +67,24 @@ class Position:
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return _Kept(since_t=0.0)  # rather twice than never
+            self.is_lost = True
+            written_t = self._path.stat().st_mtime - OVERLAP_S
+            self.since_t = min(self.since_t or written_t, written_t)
+            return None
 
-    def keep(self, at_bytes: dict[str, int]) -> None:
+    def keep(self, at_bytes: dict[str, int], newest_t: dict[str, float] | None = None) -> None:
         """Lines up to here were taken. Raises OSError."""
-        if at_bytes != self.at_bytes:
-            self._write(at_bytes)
-            self.at_bytes = dict(at_bytes)
+        newest_t = self.newest_t if newest_t is None else newest_t
+        if (at_bytes, newest_t) != (self.at_bytes, self.newest_t):
+            self._write(at_bytes, newest_t)
+            self.at_bytes, self.newest_t = dict(at_bytes), dict(newest_t)
 
-    def _write(self, at_bytes: dict[str, int]) -> None:
+    def _write(self, at_bytes: dict[str, int], newest_t: dict[str, float]) -> None:
         new = self._path.with_suffix(".new")
-        new.write_bytes(msgspec.json.encode(_Kept(self.since_t, at_bytes)))
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(_Kept(self.since_t, at_bytes, newest_t)))
+            file.flush()
+            os.fsync(file.fileno())  # or it may be empty after a crash of the node
         new.replace(self._path)
 
     def close(self) -> None:

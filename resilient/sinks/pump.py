@@ -83,7 +83,13 @@ class Pump(threading.Thread):
         position = self._insist(lambda: Position(self._campaign.run_dir, self.name, self._began_t))
         sink = self._insist(lambda: self._make(self._campaign, self._settings))
         since_t = 0.0 if sink.history else position.since_t
-        files = [LineFile(self._campaign.run_dir / name, position.at_bytes.get(name, 0)) for name in sink.files]
+        if position.is_lost:
+            since = "" if sink.history else time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(since_t))
+            log.warning("%s: how far it has come cannot be read; all lines%s are sent, some of them again", self.name, since)
+        files = [
+            LineFile(self._campaign.run_dir / name, position.at_bytes.get(name, 0), position.newest_t.get(name))
+            for name in sink.files
+        ]
         while True:
             ending = self._ending.is_set()  # asked first: then all is there to be read
             if self._paused_s(sink) <= 0:
@@ -109,13 +115,13 @@ class Pump(threading.Thread):
             self._taken_t = time.monotonic()
             done = bisect_left(lines, left[0].end_bytes, key=lambda line: line.end_bytes) if left else len(lines)
             if done:
-                self._keep(position, file.name, lines[done - 1].end_bytes)
+                self._keep(position, file, lines[done - 1].end_bytes)
             lines = list(left)
             if not done and len(lines) < WINDOW:  # those that are taken tell that those before them are refused
                 lines += [line for line in self._come(file) if self._goes(line, sink, since_t)]
-        if file.at_bytes > began_bytes:
-            self._keep(position, file.name, file.at_bytes)
-        return file.at_bytes > began_bytes
+        if file.at_bytes != began_bytes:
+            self._keep(position, file, file.at_bytes)
+        return file.at_bytes != began_bytes
 
     def _take(self, sink: Sink, lines: Sequence[Line]) -> Sequence[Line]:
         """Have the sink take the first lines, but for those that it refuses; those of all that are left, in order."""
@@ -196,8 +202,9 @@ class Pump(threading.Thread):
             at = f"the line of {line.file} that ends at byte {line.end_bytes}"
             log.warning("%s: %s is passed over, the %d. that is refused: %s", self.name, at, self.passed_over, why)
 
-    def _keep(self, position: Position, file: str, at_bytes: int) -> None:
-        self._insist(lambda: position.keep({**position.at_bytes, file: at_bytes}))
+    def _keep(self, position: Position, file: LineFile, at_bytes: int) -> None:
+        newest_t = {} if file.newest_t is None else {file.name: file.newest_t}
+        self._insist(lambda: position.keep({**position.at_bytes, file.name: at_bytes}, {**position.newest_t, **newest_t}))
 
     def _goes(self, line: Line, sink: Sink, since_t: float) -> bool:
         return line.entry["t"] >= since_t and sink.wants(line)
