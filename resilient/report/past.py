@@ -15,10 +15,12 @@ from resilient.drawing.timeline import seconds_text
 from resilient.entries import Count, Seconds, Time
 from resilient.report.envelope import Envelope
 from resilient.report.heat import Heat
+from resilient.report.secrets import hidden_text
 
 Line = Mapping[str, Any]
 
 FAULTS = 20_000  # that are kept, the newest; a campaign with more is in need of something else than a report
+WORDS = 4096  # characters of what a line says that are looked at
 STORAGE = 100  # faults of tiers that are kept, the newest
 TIME_WIDTH_S = 2.0**-6  # of a stretch of curves over time, at the beginning
 STEP_WIDTH = 1.0
@@ -216,7 +218,7 @@ class Fold:
                 self._fault(line, t, job)
             case "action" if (fault := self._open.get(str(line["fault_id"]))) is not None:
                 fault.actions.append(line["name"].replace("_", " "))
-                fault.reason = fault.reason or line["reason"]
+                fault.reason = fault.reason or _words(line["reason"])
             case "recovered":
                 self._recovered(line, t, job)
             case "link" if line["state"] in OF_LINKS:
@@ -244,7 +246,7 @@ class Fold:
         hosts = [self._hosts[node] for node in line["nodes"] if node in self._hosts]
         fault = Fault(
             line["fault_id"], t, t - float(line["detect_s"]), line["kind"], line["ranks"], line["nodes"], hosts, line["step"],
-            line["detail"], line["evidence"],
+            _words(line["detail"]), _words(line["evidence"]),
         )  # fmt: skip
         self._open[fault.fault_id] = fault
         self.past.faults.append(fault)
@@ -301,3 +303,7 @@ class Fold:
             job.last_step = high if job.last_step is None else max(job.last_step, high)
             if not job.ended:
                 job.last_t = max(job.last_t, float(times[own].max()))
+
+
+def _words(text: str) -> str:
+    return hidden_text(text[:WORDS])

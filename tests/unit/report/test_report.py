@@ -23,7 +23,7 @@ from resilient.drawing import page
 from resilient.exits import EnvironmentUnusable
 from resilient.report import command
 from resilient.report.reading import read
-from resilient.report.secrets import HIDDEN, hidden, hidden_config
+from resilient.report.secrets import HIDDEN, hidden, hidden_config, hidden_text
 from resilient.status import inspect
 
 ROOT = Path(__file__).parents[3]
@@ -198,6 +198,47 @@ def test_text_has_no_colours_but_those_whose_contrast_is_known(tmp_path: Path):
 # -- what is not shown ---------------------------------------------------------------------------------------------------
 
 
+SHAPES = {
+    "Hugging Face": "hf_" + "aB3" * 11,
+    "GitHub": "ghp_" + "aB3" * 12,
+    "GitLab": "glpat-" + "aB3_" * 5,
+    "OpenAI": "sk-proj-" + "aB3" * 12 + "_x-y",
+    "AWS": "AKIA" + "A2B3" * 4,
+    "an account": "postgres://me:pass@host/db",
+}
+
+
+@pytest.mark.parametrize("secret", SHAPES.values(), ids=SHAPES.keys())
+def test_what_looks_like_a_secret_is_not_shown_of_what_a_fault_says(tmp_path: Path, secret: str):
+    run_dir = made(tmp_path / "run", steps=10, faults=0, jobs=1)
+    said = {"detail": f"401 for {secret} of us", "evidence": f"argv: train.py --api-key k3y, {secret}"}
+    lines = (run_dir / "events.jsonl").read_text().splitlines(keepends=True)
+    fault = {"event": "fault", "t": json.loads(lines[-1])["t"], "generation": 1, "host": "n0", "fault_id": "g1-9", "kind": "exit",
+             "ranks": [1], "nodes": [0], "step": 3, "detect_s": 0.1, **said}  # fmt: skip
+    (run_dir / "events.jsonl").write_text("".join([*lines[:-1], json.dumps(fault) + "\n", lines[-1]]))
+    text = written(run_dir)
+    assert "401 for" in text and "of us" in text and "argv: train.py --api-key" in text
+    assert secret not in text and "k3y" not in text and "me:pass" not in text
+    assert secret not in command.as_markdown(run_dir)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "decay_tokens 5, tokens=3, --max-tokens 5 --tokenizer gpt2, monkey=3",
+        "task-aaaaaaaaaaaaaaaaaaaaaaaa, hf_transformers_of_some_length_x, sk-learn, https://host/a@b",
+        "KeyError: 'lr' in train.py; the author signs off",
+    ],
+)
+def test_what_is_no_secret_is_shown(text: str):
+    assert hidden_text(text) == text
+
+
+def test_a_long_text_of_one_word_is_looked_through_at_once():
+    for piece in ("a-", "a.", "sk-a", "x ", "--a ", "'", "://", "authorization: "):
+        hidden_text(piece * 20_000)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "shown"),
     [
@@ -230,6 +271,17 @@ def test_text_has_no_colours_but_those_whose_contrast_is_known(tmp_path: Path):
             "train.py --tokens 5 --monkey=3 --key-file=f --keys 2",
             "train.py --tokens 5 --monkey=3 --key-file=f --keys 2",
         ),
+        ("entrypoint", "-m fit --logger.api_key k --lr 3", f"-m fit --logger.api_key {HIDDEN} --lr 3"),
+        ("entrypoint", "train.py -api_key k --model.wandb-token=k", f"train.py -api_key {HIDDEN} --model.wandb-token={HIDDEN}"),
+        ("entrypoint", "train.py --hf_tokens k --max-tokens 5", f"train.py --hf_tokens {HIDDEN} --max-tokens 5"),
+        ("slurm.setup", ["wandb login --host h k; cd x"], [f"wandb login {HIDDEN}; cd x"]),
+        ("slurm.setup", "setenv HF_TOKEN k\nset -x A_KEY k; cd x", f"setenv HF_TOKEN {HIDDEN}\nset -x A_KEY {HIDDEN}; cd x"),
+        ("slurm.setup", "curl -H 'Authorization: Bearer k' h", f"curl -H 'Authorization: Bearer {HIDDEN}' h"),
+        ("slurm.setup", "curl -H Private-Token:k h", f"curl -H Private-Token:{HIDDEN} h"),
+        ("args.words", ["--api-key", "k", "--lr", "3"], ["--api-key", HIDDEN, "--lr", "3"]),
+        *((f"args.{name}", "k", HIDDEN) for name in ("apikey", "auth", "passphrase", "api_keys", "hf_tokens", "secrets", "dsn")),
+        *((f"args.{name}", "k", "k") for name in ("keys", "tokens", "max_tokens", "tokenizer", "author", "key_file")),
+        ("args.note", f"as {SHAPES['Hugging Face']} has it", f"as {HIDDEN} has it"),
         ("data.tokenizer", "gpt2", "gpt2"),
         ("data.tokenizer.vocab_size", 4096, 4096),
         ("train.tokens_per_s", "7", "7"),
