@@ -24,6 +24,8 @@ class OTLP(Section):
     """Measures and events to an OpenTelemetry collector, by OTLP over HTTP. Needs the extra `otlp`."""
 
     endpoint: WebAddress = Field("http://localhost:4318", description="of the collector; /v1/metrics and /v1/logs are added")
+    logs: bool = Field(True, description="false: no events are sent, as to a collector without a pipeline for logs")
+    metrics: bool = Field(True, description="false: no measures are sent, as to a collector without a pipeline for metrics")
     headers_file: Path | None = Field(None, description="lines of `Name: value`, as for credentials")
     every_s: Seconds = Field(15.0, description="between two times at which measures are sent")
     timeout_s: Seconds = Field(10.0, description="for an answer, its head as a whole")

@@ -4,6 +4,7 @@ import io
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,30 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporter, MetricExportResult
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Histogram,
+    HistogramDataPoint,
+    InMemoryMetricReader,
+    Metric,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from resilient import strict_json
 from resilient.config.sinks import OTLP
 from resilient.driver.display import describe
-from resilient.ledger import EVENTS, METRICS
+from resilient.ledger import EVENTS
 from resilient.sinks.base import Campaign, Line, NotTaken, Refused, Sink
 from resilient.sinks.in_time import in_time
 from resilient.sinks.measures import MEASURES, STEP_SECONDS, STEP_SECONDS_HELP, Values, measured
-from resilient.sinks.totals import STEP_BUCKETS_S, steps_of
+from resilient.sinks.totals import STEP_BUCKETS_S, Totals
 from resilient.sinks.webhook import is_for_good
 
-MOST_STEPS = 100_000  # of a line: it is written every 0.3 s
+log = logging.getLogger(__name__)
 
 _SEVERITIES = {
     "fault": SeverityNumber.ERROR,
@@ -89,14 +99,14 @@ def _cause(error: BaseException) -> str:
 
 
 class OTLPSink(Sink):
-    """Events go as log records, each until the collector has taken it; measures as they are when they are sent.
+    """Events go as log records, each until the collector has taken it; measures as they are when they are sent, steps included.
 
     Args:
         settings: of `resilient.config.sinks.OTLP`.
         logs, metrics: exporters; None: to the endpoint of the settings.
     """
 
-    files = (EVENTS, METRICS)
+    files = (EVENTS,)
     history = False
 
     def __init__(
@@ -117,7 +127,9 @@ class OTLPSink(Sink):
             f"{base}/v1/metrics", headers=headers, timeout=timeout_s, session=self._answers
         )
         self._campaign = campaign
+        self._wants_logs, self._wants_metrics = wanted.logs, wanted.metrics
         self._every_s = wanted.every_s
+        self._began_ns = time.time_ns()
         self._sent_t = -float("inf")
         self._values: Mapping[str, Values] = {}
         attributes = {"service.name": "resilient", "service.instance.id": campaign.identity, "resilient.run": campaign.name}
@@ -128,9 +140,6 @@ class OTLPSink(Sink):
         for measure in MEASURES:
             make = meter.create_observable_counter if measure.kind == "counter" else meter.create_observable_gauge
             make(measure.name, [self._observe(measure.name, measure.label)], description=measure.help)
-        self._steps = meter.create_histogram(
-            STEP_SECONDS, "s", STEP_SECONDS_HELP, explicit_bucket_boundaries_advisory=list(STEP_BUCKETS_S)
-        )
 
     def _observe(self, name: str, label: str | None) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
@@ -139,17 +148,14 @@ class OTLPSink(Sink):
 
         return observe
 
+    def wants(self, line: Line) -> bool:
+        return self._wants_logs
+
     def take(self, lines: Sequence[Line]) -> None:
         """Send events. Raises NotTaken or Refused."""
-        records = [self._record(line) for line in lines if line.file == EVENTS]
-        if records and self._logs.export(records) is not LogRecordExportResult.SUCCESS:
+        if self._logs.export([self._record(line) for line in lines]) is not LogRecordExportResult.SUCCESS:
             kind = Refused if is_for_good(self._answers.status or 0) else NotTaken
-            raise kind(f"the collector has not taken the log records: {self._answers.last}")
-        for line in lines:
-            step_s = line.entry.get("step_s") if line.file == METRICS else None
-            if step_s is not None:
-                for _ in range(min(steps_of(line.entry), MOST_STEPS)):  # a histogram of the SDK takes one value at a time
-                    self._steps.record(step_s)
+            raise kind(f"the collector has not taken the log records: {self._answers.last}{self._hint('logs')}")
 
     def _record(self, line: Line) -> ReadableLogRecord:
         entry = line.entry
@@ -172,21 +178,54 @@ class OTLPSink(Sink):
 
     def refresh(self) -> None:
         """Send measures, if it is time. Raises NotTaken or OSError."""
-        if time.monotonic() - self._sent_t >= self._every_s:
+        if self._wants_metrics and time.monotonic() - self._sent_t >= self._every_s:
             self._send()
 
     def close(self) -> None:
-        self._send()
+        """Measures are sent once more. They are no lines, and the end waits for none."""
+        try:
+            if self._wants_metrics:
+                self._send()
+        except (NotTaken, OSError) as error:
+            log.warning("otlp: the last measures were not sent: %s", error)
         self._provider.shutdown()
         self._logs.shutdown()
         self._metrics.shutdown()
 
     def _send(self) -> None:
         self._sent_t = time.monotonic()
-        self._values = {measure.name: values for measure, values in measured(self._campaign.totals())}
+        totals = self._campaign.totals()
+        self._values = {measure.name: values for measure, values in measured(totals)}
         data = self._reader.get_metrics_data()
-        if data is not None and self._metrics.export(data) is not MetricExportResult.SUCCESS:
-            raise NotTaken(f"the collector has not taken the measures: {self._answers.last}")
+        if data is None:
+            return
+        if self._metrics.export(_with(data, self._steps(totals))) is not MetricExportResult.SUCCESS:
+            raise NotTaken(f"the collector has not taken the measures: {self._answers.last}{self._hint('metrics')}")
+
+    def _steps(self, totals: Totals) -> Metric:
+        point = HistogramDataPoint(
+            attributes={},
+            start_time_unix_nano=self._began_ns,
+            time_unix_nano=time.time_ns(),
+            count=sum(totals.step_counts),
+            sum=totals.step_sum_s,
+            bucket_counts=totals.step_counts,
+            explicit_bounds=STEP_BUCKETS_S,
+            min=None,  # optional in the protocol, as max
+            max=None,
+        )
+        return Metric(STEP_SECONDS, STEP_SECONDS_HELP, "s", Histogram([point], AggregationTemporality.CUMULATIVE))
+
+    def _hint(self, key: str) -> str:
+        return f" (a collector that takes none: logging.sinks.otlp.{key}=false)" if self._answers.status == 404 else ""
+
+
+def _with(data: MetricsData, metric: Metric) -> MetricsData:
+    """What a reader has collected, and one more of the same scope."""
+    resource, *others = data.resource_metrics
+    scope, *more = resource.scope_metrics
+    scope = replace(scope, metrics=[*scope.metrics, metric])
+    return replace(data, resource_metrics=[replace(resource, scope_metrics=[scope, *more]), *others])
 
 
 def _headers(file: Path | None) -> dict[str, str]:

@@ -63,7 +63,7 @@ class Receiver:
 
     Attributes:
         status: what it answers.
-        refuses: what it answers to a body in place of that, if anything.
+        refuses, refuses_path: what it answers to a body, or at a path, in place of that, if anything.
         open: cleared: it takes requests and does not answer until it is set again.
         asked: how many requests have come.
         bodies: those that it took, to answer them with 200; `heads` and `paths` belong to them.
@@ -72,6 +72,7 @@ class Receiver:
     def __init__(self) -> None:
         self.status = 200
         self.refuses: Callable[[bytes], int | None] = lambda body: None
+        self.refuses_path: Callable[[str], int | None] = lambda path: None
         self.open = threading.Event()
         self.open.set()
         self.asked = 0
@@ -85,7 +86,7 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.asked += 1
                 receiver.open.wait()
-                status = receiver.refuses(body) or receiver.status
+                status = receiver.refuses(body) or receiver.refuses_path(self.path) or receiver.status
                 if status == 200:
                     receiver.bodies.append(body)
                     receiver.heads.append(dict(self.headers))

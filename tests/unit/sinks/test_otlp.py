@@ -15,6 +15,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 from resilient.sinks.base import Line, NotTaken, Refused
 from resilient.sinks.following import LineFile
 from resilient.sinks.otlp import OTLPSink
+from resilient.sinks.pump import Pump
 
 
 class Kept(MetricExporter):
@@ -73,6 +74,7 @@ def test_events_are_log_records_and_measures_are_metrics(campaign):
     assert [(dict(point.attributes), point.value) for point in found["resilient_faults_total"]] == [({"kind": "exit"}, 1)]
     steps = found["resilient_step_seconds"][0]
     assert (steps.count, steps.sum) == (14, 7.0)  # ten in one line
+    assert dict(zip(steps.explicit_bounds, steps.bucket_counts, strict=False))[0.5] == 14
 
 
 def test_a_batch_that_was_not_taken_is_taken_whole_the_next_time(campaign):
@@ -107,8 +109,11 @@ def test_over_http_the_protocols_own_messages_arrive(campaign, receiver, tmp_pat
     assert {name.lower(): value for name, value in receiver.heads[0].items()}["x-key"] == "secret"
     logs = ExportLogsServiceRequest.FromString(receiver.bodies[0]).resource_logs[0].scope_logs[0].log_records
     assert [each.event_name for each in logs][2] == "resilient.fault"
-    metrics = ExportMetricsServiceRequest.FromString(receiver.bodies[1]).resource_metrics[0].scope_metrics[0].metrics
-    assert "resilient_goodput_ratio" in {each.name for each in metrics}
+    found = ExportMetricsServiceRequest.FromString(receiver.bodies[1]).resource_metrics[0].scope_metrics[0].metrics
+    metrics = {each.name: each for each in found}
+    assert "resilient_goodput_ratio" in metrics
+    steps = metrics["resilient_step_seconds"]
+    assert (steps.unit, steps.histogram.data_points[0].count, steps.histogram.data_points[0].HasField("min")) == ("s", 14, False)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,47 @@ def test_an_answer_that_is_no_success_is_told_with_its_address_and_loses_nothing
         sink.take(lines(campaign))
     with pytest.raises(NotTaken, match=f"measures: .*/v1/metrics answers {status} "):
         sink.refresh()
+
+
+def pumped(campaign, receiver, ending: threading.Event, **settings: object) -> Pump:
+    """A pump, under way, that sends to the receiver."""
+    wanted = {"endpoint": receiver.url.removesuffix("/hook"), "every_s": 0.01, **settings}
+    pump = Pump("otlp", OTLPSink, campaign.campaign(), wanted, began_t=1.0, ending=ending)
+    pump.start()
+    return pump
+
+
+@pytest.mark.parametrize(
+    ("missing", "setting", "paths"),
+    [("logs", {"logs": False}, {"/v1/metrics"}), ("metrics", {"metrics": False}, {"/v1/logs"}), ("metrics", {}, {"/v1/logs"})],
+    ids=["no logs", "no metrics", "no metrics, not said"],
+)
+def test_a_collector_that_lacks_a_pipeline_gets_the_rest_and_the_sink_ends(
+    campaign, receiver, missing: str, setting: dict[str, bool], paths: set[str]
+):
+    receiver.refuses_path = lambda path: 404 if missing in path else None
+    ending = threading.Event()
+    ending.set()
+    pump = pumped(campaign, receiver, ending, **setting)
+    pump.join(30.0)
+    assert not pump.is_alive()
+    assert set(receiver.paths) == paths and pump.passed_over == 0
+
+
+def test_events_that_a_collector_does_not_take_hold_up_no_measure(campaign, receiver, caplog: pytest.LogCaptureFixture):
+    receiver.refuses_path = lambda path: 404 if "logs" in path else None
+    ending = threading.Event()
+    pump = pumped(campaign, receiver, ending)
+    while len(receiver.bodies) < 2:
+        assert pump.is_alive()
+        pump.join(0.01)
+    sent = ExportMetricsServiceRequest.FromString(receiver.bodies[-1]).resource_metrics[0].scope_metrics[0].metrics
+    assert [each.histogram.data_points[0].count for each in sent if each.name == "resilient_step_seconds"] == [14]
+    assert "/v1/logs answers 404 Not Found (a collector that takes none: logging.sinks.otlp.logs=false)" in caplog.text
+    receiver.refuses_path = lambda path: None
+    ending.set()
+    pump.join(30.0)
+    assert not pump.is_alive() and "/v1/logs" in receiver.paths
 
 
 def test_a_collector_that_is_down_is_told_with_the_cause(campaign, receiver):
