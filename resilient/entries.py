@@ -215,12 +215,31 @@ _SNAPSHOT, _REPLICATED = (
 )  # spelled by the writer; lines that spell it otherwise only take longer
 
 
-def recent_step_s(before_s: float | None, step_s: float, steps: Any) -> float:
-    """What a step takes lately: each counts for a tenth. Args: step_s, steps: of the next line, which is the mean of so many."""
-    if before_s is None:
-        return step_s
-    kept = 0.9 ** min(1000, max(1, steps if isinstance(steps, int) else 1))
-    return kept * before_s + (1.0 - kept) * step_s
+class Pace(msgspec.Struct, frozen=True):
+    """What a step takes lately.
+
+    The first step of a generation, which may compile and warm up, counts only where nothing else is known.
+
+    Attributes:
+        is_first: it is the time of such a step.
+    """
+
+    step_s: float | None = None
+    is_first: bool = False
+
+    def after(self, step_s: float, steps: Any, *, first: bool) -> "Pace":
+        """With one line more: each step counts for a tenth.
+
+        Args:
+            steps: that the line is the mean of.
+            first: whether it is the first line of its generation.
+        """
+        if self.step_s is None or self.is_first:
+            return Pace(step_s, is_first=first or self.step_s is None)
+        if first:
+            return self
+        kept = 0.9 ** min(1000, max(1, steps if isinstance(steps, int) else 1))
+        return Pace(kept * self.step_s + (1.0 - kept) * step_s)
 
 
 def step_metrics(lines: Sequence[bytes]) -> list[StepMetrics | None]:

@@ -6,7 +6,7 @@ Owns the words; it is told what happened and decides nothing.
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -152,15 +152,22 @@ class Seen:
     tokens_per_s: float | None = None
     checkpoint: int | None = None
     faults: int = 0
-    _step_s: float | None = None
+    _generation: int = -1
+    _pace: entries.Pace = field(default_factory=entries.Pace)
+
+    @property
+    def _step_s(self) -> float | None:
+        return self._pace.step_s
 
     def metrics(self, line: Line) -> None:
         self.step = int(line.get("step", self.step))
         self.loss = line.get("loss")
         self.tokens_per_s = line.get("tokens_per_s")
         step_s = line.get("step_s")
+        generation = int(line.get("generation", self._generation))
         if isinstance(step_s, float):
-            self._step_s = entries.recent_step_s(self._step_s, step_s, line.get("steps", 1))
+            self._pace = self._pace.after(step_s, line.get("steps", 1), first=generation > self._generation)
+        self._generation = max(self._generation, generation)
 
     def left(self, target: int | None) -> str | None:
         return duration((target - self.step) * self._step_s) if self._step_s is not None and target is not None else None

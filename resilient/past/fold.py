@@ -11,7 +11,7 @@ from resilient import entries, ledger
 from resilient.account import PLANNED, Account, Accounting, in_order
 from resilient.committed import CommittedCheckpoints
 from resilient.downtime import Downtime
-from resilient.entries import StepEvent, StepMetrics
+from resilient.entries import Pace, StepEvent, StepMetrics
 from resilient.recovery.rollback import InvalidationRule, Stretch, merged, without_implied
 from resilient.recovery.without_spare import Measuring
 
@@ -59,7 +59,7 @@ class Past(msgspec.Struct):
         exit_code: of the last job, None where it has not ended; ended_step: that it says.
         generation: the highest that any line of the ledger names.
         metrics_step: the highest that any line of the metrics names; metrics_generation: likewise.
-        step_s: of a step, as it has been lately.
+        pace: of steps, as it has been lately.
         recent: lines of the ledger, as JSON.
         left_out: devices that the newest generation does without, by node.
         skipped: batches that the trainer's guard has skipped in a row, up to `skipped_step`.
@@ -79,7 +79,7 @@ class Past(msgspec.Struct):
     step: int = 0
     loss: float | None = None
     tokens_per_s: float | None = None
-    step_s: float | None = None
+    pace: Pace = msgspec.field(default_factory=Pace)
     checkpoint_step: int | None = None
     checkpoint_t: float = 0.0
     faults: int = 0
@@ -162,10 +162,11 @@ class Past(msgspec.Struct):
         self.accounting.step(line)
         if line["generation"] < self.metrics_generation:
             return  # what a lost node had not told of a generation that is over
+        first = line["generation"] > self.metrics_generation
         self.metrics_generation = line["generation"]
         self.step, self.loss, self.tokens_per_s = line.get("step", 0), _number(line.get("loss")), _number(line.get("tokens_per_s"))
         step_s = _number(line.get("step_s"))
-        self.step_s = self.step_s if step_s is None else entries.recent_step_s(self.step_s, step_s, line.get("steps", 1))
+        self.pace = self.pace if step_s is None else self.pace.after(step_s, line.get("steps", 1), first=first)
 
     def steps(self, metrics: Sequence[StepMetrics], events: Sequence[StepEvent]) -> None:
         """The next lines of both files at once, between which no other lies; each in order. The same as line by line."""
@@ -173,17 +174,17 @@ class Past(msgspec.Struct):
             newest = max([each.generation for each in events])
             self.generation = max(self.generation, newest)
             self.measuring.last_t = events[-1].t
-        metrics_step, metrics_generation, step_s = self.metrics_step, self.metrics_generation, self.step_s
+        metrics_step, metrics_generation, pace = self.metrics_step, self.metrics_generation, self.pace
         newest_line = None
         for line in metrics:
             step = line.step
             if step is not UNSET and (metrics_step is None or step > metrics_step):
                 metrics_step = step
             if line.generation >= metrics_generation:
-                metrics_generation, newest_line = line.generation, line
                 if line.step_s is not None:
-                    step_s = entries.recent_step_s(step_s, line.step_s, line.steps)
-        self.metrics_step, self.metrics_generation, self.step_s = metrics_step, metrics_generation, step_s
+                    pace = pace.after(line.step_s, line.steps, first=line.generation > metrics_generation)
+                metrics_generation, newest_line = line.generation, line
+        self.metrics_step, self.metrics_generation, self.pace = metrics_step, metrics_generation, pace
         if newest_line is not None:
             self.step = 0 if newest_line.step is UNSET else newest_line.step
             self.loss, self.tokens_per_s = newest_line.loss, newest_line.tokens_per_s
@@ -192,6 +193,11 @@ class Past(msgspec.Struct):
     def account(self, now: float | None) -> Account:
         """Where the time went, until now; see `resilient.account.account`. Nothing may follow."""
         return self.accounting.closed(now)
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step takes lately."""
+        return self.pace.step_s
 
     @property
     def durable(self) -> list[int]:

@@ -19,7 +19,7 @@ from resilient.past.order import Marks, beginning, brought_up, decoded_past, fit
 from resilient.past.stream import Stream
 
 FILE = ".past"
-FORMAT = b"resilient past 10\n"  # another one for each change of what is kept, or of how it is counted
+FORMAT = b"resilient past 11\n"  # another one for each change of what is kept, or of how it is counted
 _HASH_BYTES = hashlib.sha256().digest_size
 
 _encoder = msgspec.msgpack.Encoder()

@@ -15,7 +15,7 @@ from long_campaign import campaign
 
 from resilient import ledger
 from resilient.account import account
-from resilient.driver.display import describe
+from resilient.driver.display import Seen, describe, duration
 from resilient.past import order
 from resilient.past.fold import KEPT, RECENT, SAID, Past, past_of
 from resilient.past.record import FILE, Reader, read
@@ -301,6 +301,34 @@ def test_the_pace_is_that_of_the_last_steps_however_many_a_line_tells_of(steps: 
         step_s = 1.0 if line * steps <= 100 else 0.002
         past.metrics({"step": line * steps, "step_s": step_s, "steps": steps, "generation": 1, "t": 1.0 * line}, valid=True)
     assert past.step_s == pytest.approx(0.002, rel=0.05)
+
+
+def stepped(generation: int, *seconds: float, t: float = 0.0) -> list[dict[str, Any]]:
+    """Lines of metrics of one generation."""
+    return [
+        {"t": t + number, "step": number, "generation": generation, "step_s": step_s} for number, step_s in enumerate(seconds, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "step_s"),
+    [
+        pytest.param([*stepped(1, 180.0)], 180.0, id="nothing else is known"),
+        pytest.param([*stepped(1, 180.0, 1.0)], 1.0, id="the second step takes its place"),
+        pytest.param([*stepped(1, 180.0, 1.0, 2.0)], 1.1, id="from then on each counts for a tenth"),
+        pytest.param([*stepped(1, 180.0, 1.0), *stepped(2, 180.0, t=9.0)], 1.0, id="a restart"),
+        pytest.param([*stepped(1, 180.0, 1.0), *stepped(2, 180.0, 2.0, t=9.0)], 1.1, id="after a restart"),
+        pytest.param([*stepped(1, 180.0), *stepped(2, 90.0, t=9.0)], 90.0, id="a restart after one step"),
+        pytest.param([*stepped(1, 180.0), *stepped(2, 90.0, 1.0, t=9.0)], 1.0, id="two steps after a restart after one step"),
+    ],
+)
+def test_the_first_step_of_a_generation_is_no_measure_of_the_others(tmp_path: Path, lines: list[dict[str, Any]], step_s: float):
+    append(tmp_path, [line(ledger.METRICS, each) for each in lines])
+    assert past_of([], lines).step_s == read(tmp_path).step_s == pytest.approx(step_s)
+    seen = Seen()
+    for each in lines:
+        seen.metrics(each)
+    assert seen.left(lines[-1]["step"] + 1000) == duration(1000 * step_s)
 
 
 def test_a_late_line_is_put_where_it_belongs(tmp_path: Path):
