@@ -29,7 +29,7 @@ class Scale(NamedTuple):
     at_high: float
 
     def __call__(self, value: float) -> float:
-        share = (value - self.low) / ((self.high - self.low) or 1.0)
+        share = (value / 2 - self.low / 2) / ((self.high / 2 - self.low / 2) or 0.5)  # halves: the whole may be beyond a double
         if not math.isfinite(share):  # of numbers at the ends of what a double holds
             return self.at_low
         share = max(-FAR, min(FAR, share))
@@ -118,12 +118,17 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers from `low` to `high`, both included where they are round."""
+    """Round numbers from `low` to `high`, both included where they are round; `low` alone where none can be told apart."""
     span = (high - low) or abs(high) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / about))
+    if not math.isfinite(span):
+        return [2 * each for each in ticks(low / 2, high / 2, about) if math.isfinite(2 * each)]
+    power = 10.0 ** math.floor(math.log10(span / about)) if span / about else 0.0
+    if not power:
+        return [low]
     step = min((power * factor for factor in (1, 2, 5, 10)), key=lambda each: abs(span / each - about))
     first = math.ceil(low / step - 1e-9)
-    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)] or [low]
+    found = [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [each for each in found if math.isfinite(each)] or [low]
 
 
 def number(value: float) -> str:

@@ -283,7 +283,7 @@ class Fold:
         times, places, groups = np.array(t), np.array(step, np.float64), np.array(generation, np.int64)
         none = np.zeros(len(step), np.int64)
         took_s = np.array(step_s, np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             speed = np.where(took_s > 0, 1 / took_s, np.nan)
         for values, by_step, by_time in (
             (np.array(loss, np.float64), past.loss_by_step, past.loss_by_time),

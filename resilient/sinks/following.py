@@ -117,9 +117,16 @@ class TotalsReader:
             name = min(behind, key=self._account.newest_t.__getitem__)
             before = behind[name].at_bytes
             for line in behind[name].read():
-                self._totals.take(line.entry)
-                self._account.take(line.entry, name)
+                self._take(line)
             if behind[name].at_bytes == before:
                 del behind[name]
             else:
                 self._account.settle(all_read=False)
+
+    def _take(self, line: Line) -> None:
+        """The next line. One whose numbers are beyond all bounds does not count, and those behind it do."""
+        try:
+            self._totals.take(line.entry)
+            self._account.take(line.entry, line.file)
+        except ArithmeticError as error:
+            log.warning("the line of %s that ends at byte %d does not count: %s", line.file, line.end_bytes, error)

@@ -16,6 +16,8 @@ from resilient.ledger import EVENTS, METRICS
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 SETTLED_S = 60.0  # after which the time line is taken to be known up to a moment
 
+_MOST = 1e300  # whole numbers have no limit
+_MOST_STEPS = 1 << 32
 _LAST = ("loss", "grad_norm", "lr", "samples", "tokens", "tokens_per_s", "mfu", "memory_bytes")
 
 
@@ -69,7 +71,7 @@ class Totals:
             self.step, self.step_t = int(line["step"]), float(line["t"])
         for name in _LAST:
             value = line.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            if isinstance(value, float) or (type(value) is int and abs(value) < _MOST):
                 self.last[name] = float(value)
         step_s = line.get("step_s")
         if step_s is not None:
@@ -111,7 +113,7 @@ class Totals:
 def steps_of(line: Mapping[str, Any]) -> int:
     """How many steps a line of metrics stands for: short ones are told together, by their mean."""
     steps = line.get("steps", 1)
-    return steps if isinstance(steps, int) and steps > 0 else 1
+    return steps if isinstance(steps, int) and 0 < steps < _MOST_STEPS else 1
 
 
 class RollingAccount:

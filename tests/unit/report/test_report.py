@@ -160,6 +160,15 @@ def test_a_port_without_a_page_to_serve_is_wrong_use(tmp_path: Path, words: list
     assert not (tmp_path / "run/report.html").exists()
 
 
+@pytest.mark.parametrize("losses", [[1e308, -1e308], [5e-324, 0.0], [5e-324, 5e-324]], ids=["largest", "smallest", "level"])
+def test_losses_at_the_ends_of_what_a_double_holds_have_a_page(tmp_path: Path, losses: list[float]):
+    run_dir = made(tmp_path / "run", steps=10, faults=0, jobs=1)
+    lines = [json.loads(each) for each in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    pairs = ({**each, "loss": losses[at % 2], "step_s": 1e-320} for at, each in enumerate(lines))
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
+    assert "<polyline" in written(run_dir)
+
+
 # -- how it looks ----------------------------------------------------------------------------------------------------------
 
 

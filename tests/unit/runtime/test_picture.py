@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient import ledger
-from resilient.drawing.chart import Scale, value_scale
+from resilient.drawing.chart import Scale, panel, ticks, value_scale
 from resilient.drawing.picture import LISTED, WIDTH, cut, picture, width
 from resilient.drawing.timeline import read, whole
 from resilient.exits import EnvironmentUnusable
@@ -130,7 +130,7 @@ def test_times_at_the_ends_of_what_a_double_holds_have_a_picture():
     drawn(picture([*events, {**events[-1], "t": 1.7e308}], [*metrics, {**metrics[-1], "t": -1.7e308}]))
     fault = next(line for line in events if line["event"] == "fault")
     drawn(picture([*(line for line in events if line is not fault), {**fault, "detect_s": 1.7e308}], metrics))
-    assert Scale(-1.7e308, 1.7e308, 10.0, 20.0)(1e308) == 10.0
+    assert Scale(-1.7e308, 1.7e308, 10.0, 20.0)(1e308) == pytest.approx(10 + 10 * 2.7 / 3.4)
 
 
 def test_a_torn_ledger_has_a_picture(tmp_path: Path):
@@ -193,6 +193,31 @@ def test_a_level_curve_is_drawn_whatever_its_value(value: float):
     y = value_scale([value, value], 100.0, 50.0, from_zero=False)
     assert math.isfinite(y.low) and math.isfinite(y.high) and 100.0 <= y(value) <= 150.0
     assert abs(value) > 1e300 or 110.0 < y(value) < 140.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [-1e308, 1e308],
+        [-1.7e308, 1.7e308],
+        [1.0, 1.7976e308],
+        [5e-324],
+        [0.0, 5e-324],
+        [1e-323, 5e-323],
+        [1e-320, 2e-320],
+        [1e16, 1e16 + 2],
+    ],
+)
+def test_a_curve_is_drawn_between_any_two_numbers(values: list[float]):
+    y = value_scale(values, 100.0, 50.0, from_zero=False)
+    assert all(100.0 <= y(value) <= 150.0 for value in values)
+    found = ticks(y.low, y.high, 4)
+    assert 1 <= len(found) <= 9
+    assert all(y.low <= tick <= y.high for tick in found)
+    drawn_ = "".join(
+        panel("loss", [(1, float(t), value) for t, value in enumerate(values)], Scale(0, 9, 0, 90), 100, 50, from_zero=False)
+    )
+    assert "inf" not in drawn_ and "nan" not in drawn_
 
 
 def test_ten_thousand_faults_are_counted():

@@ -1,8 +1,9 @@
 """What lines come to: the same numbers that `resilient status` tells."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from resilient import ledger
 from resilient.account import PLANNED, account
 from resilient.sinks import totals
 from resilient.sinks.following import LineFile, TotalsReader
+from resilient.sinks.measures import measured
+from resilient.sinks.totals import Totals
 from resilient.status import overview
 
 
@@ -113,6 +116,33 @@ def test_an_account_keeps_no_more_than_the_last_minute(written):
     reader = TotalsReader(written.run_dir, alive)
     reader()
     assert len(reader._account._recent) <= totals.SETTLED_S / 0.5 + 3
+
+
+@pytest.mark.parametrize("large", [{"lr": 10**400}, {"steps": 10**400}, {"tokens": -(10**400)}], ids=["lr", "steps", "tokens"])
+def test_a_whole_number_beyond_all_bounds_costs_no_line(written, large: dict[str, int]):
+    written.started()
+    for step in range(1, 101):
+        written.step(step, **{"lr": 0.25, **(large if step == 50 else {})})
+    found = TotalsReader(written.run_dir, alive)()
+    assert (found.step, sum(found.step_counts), found.step_sum_s, found.last["lr"]) == (100, 100, 50.0, 0.25)
+    list(measured(found))
+
+
+def test_a_line_that_cannot_be_counted_costs_no_other(written, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    written.started()
+    for step in range(1, 101):
+        written.step(step)
+    take = Totals.take
+
+    def some(self: Totals, line: Mapping[str, Any]) -> None:
+        if line.get("step") == 50:
+            raise OverflowError("too large")
+        take(self, line)
+
+    monkeypatch.setattr(Totals, "take", some)
+    reader = TotalsReader(written.run_dir, alive)
+    assert [(found.step, sum(found.step_counts)) for found in (reader(), reader())] == [(100, 99), (100, 99)]
+    assert [each.getMessage().endswith("does not count: too large") for each in caplog.records] == [True]
 
 
 def test_lines_are_read_from_an_offset_on_and_only_whole_ones(tmp_path: Path):
