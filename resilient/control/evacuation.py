@@ -72,6 +72,10 @@ class Evacuation:
         """Whether a node is to be left."""
         return node in self._causes()
 
+    def leaves(self, node: int) -> bool:
+        """Whether a node is left already, or will be as soon as this generation is over."""
+        return self._membership.is_left(node) or node in self._able()
+
     def _causes(self) -> dict[int, str]:
         """The nodes that are to be left, and why."""
         return {**self._ill, **self._wanted}

@@ -209,13 +209,15 @@ class Membership:
         if self.nodes[index].joined:
             self.refused(index, why)
             self.nodes[index].until_s = now_s + READY_S  # it has told what it holds by then
+        else:
+            self.nodes[index].until_s = self.nodes[index].back_s = now_s
 
     def depart(self, index: int, why: str, now_s: float) -> None:
         """A node without an agent is no node of the job any more: it is not waited for, nor taken back."""
         self._departed.add(index)
         self.leave(index, why, now_s)
         node = self.nodes[index]
-        node.gone, node.why, node.until_s, node.back_s = True, why, now_s, now_s
+        node.gone, node.why = True, why
 
     def has_departed(self, index: int) -> bool:
         """Whether a node has left the job."""

@@ -141,18 +141,20 @@ class Response:
             now=when.now,
             outage=outage,
             link_grace_s=self._core.job.link_grace_s,
-            stand_in=self._stand_in(when),
+            stand_in=self._stand_in(fault.nodes, when),
             roll_backs=self._core.roll_backs.done,
             checkpoints=self._core.snapshots.checkpoints,
             beginning=self._core.snapshots.beginning,
             replace_stragglers=self._core.job.replace_stragglers,
         )
 
-    def _stand_in(self, when: Moment) -> str:
+    def _stand_in(self, nodes: Collection[int], when: Moment) -> str:
         """What becomes of the place of a node that is gone, in words."""
         spare, decision = self._core.membership.spare(), self._without_spare(when)
         if spare is not None:
             return f"spare node {spare} takes over"
+        if nodes and all(self._core.evacuation.leaves(node) for node in nodes):
+            return "it was to be left, and the others go on without it"
         if decision is None:
             return "its agent is started anew"
         if decision.choice == "shrink":
@@ -180,8 +182,12 @@ class Response:
         return decide_without_spare(job.without_spare, figures)
 
     def _wait_or_end(self, nodes: Sequence[int], when: Moment, out: Outbox) -> None:
-        """A node is gone, and no spare is there: it may be better to wait for it, or to leave the rest to the next job."""
-        decision = self._without_spare(when)
+        """A node is gone, and no spare is there: it may be better to wait for it, or to leave the rest to the next job.
+
+        One that was left is not waited for: it does not come back.
+        """
+        nodes = [node for node in nodes if not self._core.membership.is_left(node)]
+        decision = self._without_spare(when) if nodes else None
         if decision is None or decision.choice == "shrink":
             return
         if decision.choice == "next_job":

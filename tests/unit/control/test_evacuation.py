@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+import pytest
 from control_play import Play, beat, candidates, shard
 
 from resilient.control.evacuation import UNSEEN_S
@@ -9,6 +10,7 @@ from resilient.exits import Exit
 from resilient.outbox import Launch
 from resilient.protocol.messages import Arm, Health, HealthFinding, Propose, Proposed, Record, Shutdown, Start, Stop
 from resilient.recovery.faults import Raised
+from resilient.recovery.without_spare import Measured
 
 
 def running(**settings: object) -> Play:
@@ -285,3 +287,21 @@ def test_a_node_that_is_to_go_is_kept_where_another_one_is_lost_before_it_is_lef
     play.join(0)
     play.wait(1.0)
     assert {send.node for send in play.sent(Propose)} == {1, 2}
+
+
+@pytest.mark.parametrize("without_spare", ["shrink", "wait", "auto", "next_job"])
+def test_a_node_that_dies_before_it_could_be_left_is_not_waited_for(without_spare: str):
+    measured = Measured(returns_s=(900.0,), restarts_s=(1000.0,))
+    for moment in ("stopping", "ended"):
+        play = running(nodes=3, fewer=(1, 2), without_spare=without_spare, measured=measured)
+        evacuate(play, 2)
+        play.wait(1)
+        if moment == "ended":
+            boundary(play)
+        play.effects.clear()
+        play.do("lost", 2, "its host has gone down")
+        play.again(0, 1)
+        assert [send.node for send in play.sent(Start)] == [0, 1]
+        reasons = [action["reason"] for action in play.events("action") if action["name"] == "replace_node"]
+        assert all("it was to be left, and the others go on without it" in reason for reason in reasons)
+        assert Launch(2) not in play.wait(300)
