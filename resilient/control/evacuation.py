@@ -26,7 +26,8 @@ UNSEEN_S = 60.0  # a script that has not told a step by then tells none
 
 class Evacuation:
     """Invariants: `_waiting` are those of `_wanted` and `_ill` of which it was told that there is nowhere to go; `_holding_s` is
-    when the generation that runs was asked to stop for them, attended seconds.
+    when the generation that runs was asked to stop for them, attended seconds; `_releasing` are nodes that were left and whose
+    agents, where they have any, were not told to end.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Evacuation:
             self._ill.pop(node, None)
         for node in sorted(before.keys() - self._causes().keys()):
             self._waiting.discard(node)
+            if not self._membership.nodes[node].joined:
+                self._releasing.discard(node)
             if self._membership.is_left(node) and not self._membership.has_departed(node):
                 self._membership.take_back(node, when.attended_s)
                 self._follow_up("resume", f"node {node} is to be taken in again", when, out)
@@ -67,6 +70,11 @@ class Evacuation:
     def is_ill(self, node: int, why: str) -> None:
         """A node works as yet, and is to be left until somebody says that it may be used again."""
         self._ill.setdefault(node, why)
+
+    def joined(self, node: int) -> None:
+        """A node has an agent: one that was left is released as soon as all go on."""
+        if self._membership.is_left(node):
+            self._releasing.add(node)
 
     def concerns(self, node: int) -> bool:
         """Whether a node is to be left."""

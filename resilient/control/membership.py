@@ -108,7 +108,7 @@ class Membership:
         self.returns_s: deque[float] = deque(maxlen=REMEMBERED)  # what nodes have taken to come back
         self._held_for: dict[int, float] = {}  # without these no generation begins before then
         self._stuck_s: dict[int, float] = {}  # when nodes that have come count as lost, for they were never ready
-        self._left: set[int] = set()  # on request; no agent is started there
+        self._left: dict[int, str] = {}  # on request, and why; no agent is started there
         self._departed: set[int] = set()  # of those, the ones that are not of the job any more
 
     def begin(self, now_s: float) -> None:
@@ -128,7 +128,7 @@ class Membership:
         return due
 
     def hello(self, index: int, host: str, addr: str, now_s: float, *, skew_s: float = 0.0, place: str = "") -> None:
-        """An agent has connected."""
+        """An agent has connected. That of a node that was left takes no part: it was starting by then, or its connection broke."""
         node = self.nodes[index]
         node.joined, node.host, node.addr, node.skew_s, node.place = True, host, addr, skew_s, place
         if node.gone and (lost_s := self._lost_s.pop(index, None)) is not None:
@@ -139,6 +139,8 @@ class Membership:
         self._stuck_s[index] = now_s + STUCK_S
         self._absent.discard(index)
         self._held_for.pop(index, None)
+        if index in self._left:
+            self.refused(index, self._left[index])
 
     def is_ready(self, index: int, store_port: int) -> None:
         """An agent waits for the next generation, its new store open at this port."""
@@ -203,7 +205,7 @@ class Membership:
 
     def leave(self, index: int, why: str, now_s: float) -> None:
         """A node takes no part any more, nor is its agent started, until it is taken back; what it holds is still read."""
-        self._left.add(index)
+        self._left[index] = why
         self._launch_s.pop(index, None)
         self._held_for.pop(index, None)
         if self.nodes[index].joined:
@@ -225,7 +227,7 @@ class Membership:
 
     def take_back(self, index: int, now_s: float) -> None:
         """A node that was left takes part again, with a new agent."""
-        self._left.discard(index)
+        self._left.pop(index, None)
         if not self.nodes[index].joined:
             self.nodes[index].until_s = self.nodes[index].back_s = now_s + BACK_S
             self._launch_s[index] = now_s

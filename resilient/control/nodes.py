@@ -36,6 +36,7 @@ class Nodes:
             skew_s = min(0.0, skew_s + when.late_s)
         place = self._core.job.places.get(message.host.partition(".")[0], message.place)
         self._core.membership.hello(node, message.host, message.addr, when.attended_s, skew_s=skew_s, place=place)
+        self._core.evacuation.joined(node)
         self._core.presence.joined(node, when.attended_s)
 
     def on_ready(self, node: int, message: Ready, when: Moment, out: Outbox) -> None:

@@ -305,3 +305,51 @@ def test_a_node_that_dies_before_it_could_be_left_is_not_waited_for(without_spar
         reasons = [action["reason"] for action in play.events("action") if action["name"] == "replace_node"]
         assert all("it was to be left, and the others go on without it" in reason for reason in reasons)
         assert Launch(2) not in play.wait(300)
+
+
+def test_an_agent_that_was_starting_when_its_node_was_left_takes_no_part_and_ends():
+    play = running(spares=1)
+    assert Launch(2) in play.do("lost", 2, "its process ended")
+    evacuate(play, 2)
+    play.wait(2)
+    play.join(2)
+    play.wait(2)
+    assert [send.node for send in play.sent(Shutdown)] == [2]
+    play.effects.clear()
+    play.do("lost", 0, "its process ended")
+    play.again(1)
+    play.wait(play.job.rejoin_s + 1.0)
+    assert not play.sent(Start)  # nobody stands in
+    play.do("lost", 2, "it has ended")
+    play.join(0)
+    assert play.coordinator.membership.members == (0, 1)
+    assert Launch(2) not in play.wait(300)
+
+
+def test_an_agent_of_a_node_that_is_left_lives_until_all_go_on_for_what_it_holds():
+    play = running(fewer=(1,))
+    evacuate(play, 1)
+    play.wait(1)
+    boundary(play)
+    play.do("lost", 1, "its connection was closed")
+    play.again(0, shards={0: [shard(12, 0)]})
+    play.hello(1)
+    play.wait(5)
+    assert not play.sent(Shutdown)
+    play.ready(1, 6001, [shard(12, 1)])
+    play.resumed(12, "ram")
+    play.wait(1)
+    assert [send.node for send in play.sent(Shutdown)] == [1]
+
+
+def test_a_node_that_is_taken_back_while_its_agent_starts_is_not_ended():
+    play = running(spares=1)
+    play.do("lost", 2, "its process ended")
+    evacuate(play, 2)
+    play.now += 0.1
+    play.do("tick")
+    evacuate(play)
+    play.join(2)
+    play.wait(2)
+    assert not play.sent(Shutdown)
+    assert play.coordinator.membership.spare() == 2
