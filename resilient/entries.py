@@ -101,7 +101,8 @@ class _Action(_Entry, kw_only=True):
     in_a_row: Count | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if self.name == "roll_back" and (self.step is UNSET or self.skip is UNSET):
+        rolls_back = self.name == "roll_back" or self.skip is not UNSET
+        if rolls_back and (self.step is UNSET or self.skip is UNSET):
             raise ValueError("a roll-back has a step, and what is left out")
 
 

@@ -77,7 +77,7 @@ class Observation:
     @cached_property
     def roll_backs(self) -> list["RollBack"]:
         """In order."""
-        lines = [line for line in self.events if line["event"] == "action" and line["name"] == "roll_back"]
+        lines = [line for line in self.events if line["event"] == "action" and (line["name"] == "roll_back" or "skip" in line)]
         return [RollBack(line["t"], int(line["step"]), line.get("skip") or []) for line in lines]
 
     def invalidated(self, line: Line) -> bool:

@@ -212,6 +212,10 @@ class Response:
                 message = f"{action.reason}; rank {listed(fault.ranks)}:\n{fault.evidence.rstrip()}"
                 self._core.shutdown.conclude(Exit.GAVE_UP, message, when, out)
             case "finish_drain":
+                if action.roll_back is not None:
+                    self._core.roll_backs.roll_back(action.roll_back, fault, out)
+                else:
+                    self._core.roll_backs.given_up(fault, out)
                 self._core.shutdown.finish_drain(f"{fault.detail} while stopping: {action.reason}", when, out)
             case "replace_node" | "restart_workers" | "roll_back":
                 if action.roll_back is not None:

@@ -131,7 +131,7 @@ class Past(msgspec.Struct):
                 self._reject(line)
             case "script_checkpoint":
                 self.saved = Saved(line["path"], line["step"], line["rank"], float(line["t"]))
-            case "action" if line["name"] == "roll_back":
+            case "action" if "skip" in line:
                 self._roll_back(line)
             case "action" if line["name"] == "skip_batch":
                 self.skipped, self.skipped_step = line.get("in_a_row", 0), line.get("step")

@@ -196,7 +196,10 @@ TABLE: tuple[Row, ...] = (
     Row(
         lambda s: s.draining,
         "finish_drain",
-        lambda s: "a stop was asked for: the newest checkpoint is the state",
+        lambda s: (
+            "a stop was asked for: the newest checkpoint is the state"
+            + (f"; {_since(s.fault)}: {_way_back(s.way_back)}" if s.bad_numbers and s.way_back is not None else "")
+        ),
     ),
     Row(
         lambda s: s.fault.kind in STALLED and s.outage is not None and s.fault.detect_s < s.link_grace_s,
@@ -272,7 +275,8 @@ _RESTARTS = frozenset({"restart_workers", "replace_node", "roll_back"})
 def decide(situation: Situation) -> Action:
     """The action of the first row that applies."""
     row = next(row for row in TABLE if row.applies(situation))
-    action = Action(row.action, row.reason(situation), roll_back=situation.way_back if row.action == "roll_back" else None)
+    rolls_back = row.action == "roll_back" or (row.action == "finish_drain" and situation.bad_numbers)
+    action = Action(row.action, row.reason(situation), roll_back=situation.way_back if rolls_back else None)
     failures = len(attempts(situation.stretch))
     delay_s = pause_s(failures, situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
     if situation.waits_for_files:  # the last attempt is made when the patience is over

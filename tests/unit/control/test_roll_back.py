@@ -1,7 +1,10 @@
 """Roll-backs, from the fault to the start behind them."""
 
+from dataclasses import replace
+
+import pytest
 from control_play import Play, candidates, shard
-from rollbacks import durable, spoilt
+from rollbacks import BAD, durable, spoilt
 
 from checkpoint.protocol import Discard, Held
 from resilient.config.timeouts import FENCE_RAISE_S
@@ -120,3 +123,42 @@ def test_news_of_what_is_invalid_is_not_heard_however_late_it_comes(play):
         play.news(node, Held(generation=5, shard=shard(9, node), wants=("scratch",)))
     assert play.coordinator.snapshots.checkpoints == [5]
     assert not [order for _, order in play.jobs("flush") if order.key.step == 9]
+
+
+@pytest.mark.parametrize("kept", ["durable", "held"])
+def test_while_a_job_stops_what_is_newer_than_bad_numbers_does_not_become_durable_and_what_is_older_does(play, kept):
+    play.resumed(0)
+    held = (5, 8) if kept == "durable" else (5,)
+    if kept == "durable":
+        durable(play, 5)
+        play.effects.clear()
+    for step in held:
+        for node in (0, 1):
+            play.held(node, step)
+    play.do("stop", "SIGTERM")
+    spoilt(play)
+    play.again(shards={node: [shard(step, node) for step in held] for node in (0, 1)})
+    assert [order.key.step for _, order in play.jobs("flush")] == ([] if kept == "durable" else [5, 5])
+    (action,) = play.events("action")
+    assert (action["name"], action["step"], action["skip"]) == ("finish_drain", 5, [])
+    assert "bad since step 6: back to step 5" in action["reason"]
+    if kept == "held":
+        request = play.jobs("flush")[0][1]
+        play.flushed(request)
+        play.committed(request)
+    assert play.finish().code is Exit.STOPPED and play.coordinator.snapshots.durable_step == 5
+
+
+def test_while_a_job_stops_nothing_of_bad_numbers_becomes_durable_where_nothing_from_before_is_left(play):
+    for step in (2, 3, 4, 5):  # more than are kept: the start of the run is no way back any more
+        durable(play, step)
+    play.effects.clear()
+    for node in (0, 1):
+        play.held(node, 8)
+    play.do("stop", "SIGTERM")
+    play.beat(0, 8)
+    play.exit(0, 1, replace(BAD, since=1), step=8)
+    play.again(shards={node: [shard(8, node)] for node in (0, 1)})
+    assert not play.jobs("flush") and play.coordinator.finished
+    (action,) = play.events("action")
+    assert action["name"] == "finish_drain" and "step" not in action

@@ -360,7 +360,7 @@ def test_what_a_start_needs_of_earlier_jobs(tmp_path: Path):
         line(ledger.EVENTS, event(1.0, "run_started", 0, name="x", target_step=9, run_dir="/runs/x")),
         line(ledger.EVENTS, {"generation": 7}),  # no event, and yet it was used
         line(ledger.EVENTS, event(2.0, "action", 2, **base, step=10, skip=[])),
-        line(ledger.EVENTS, event(3.0, "action", 4, **base, step=5, skip=[[13, 16]])),
+        line(ledger.EVENTS, event(3.0, "action", 4, **{**base, "name": "finish_drain"}, step=5, skip=[[13, 16]])),
         line(ledger.EVENTS, event(4.0, "action", 9 - 3, **base, step=40, skip=[[17, 17], [50, 52]])),
         line(ledger.METRICS, {"step": 44}),
         line(ledger.EVENTS, event(5.0, "committed", 4, step=40)),
