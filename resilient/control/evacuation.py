@@ -68,7 +68,7 @@ class Evacuation:
                 self._follow_up("resume", f"node {node} is to be taken in again", when, out)
 
     def is_ill(self, node: int, why: str) -> None:
-        """A node works as yet, and is to be left until somebody says that it may be used again."""
+        """A node is to be left until somebody says that it may be used again: it works as yet, or is lost again and again."""
         self._ill.setdefault(node, why)
 
     def joined(self, node: int) -> None:

@@ -146,6 +146,7 @@ class Response:
             checkpoints=self._core.snapshots.checkpoints,
             beginning=self._core.snapshots.beginning,
             replace_stragglers=self._core.job.replace_stragglers,
+            dispensable=fault.kind == "node_lost" and self._core.membership.can_leave(fault.nodes),
         )
 
     def _stand_in(self, nodes: Collection[int], when: Moment) -> str:
@@ -224,6 +225,8 @@ class Response:
                     self._core.watchdog.gave_up(fault.ranks[0])
                 if fault.kind == "straggler":
                     self._give_up_on(fault.nodes, when, out)
+                for node in fault.nodes if action.leave else ():
+                    self._core.evacuation.is_ill(node, action.leave)
                 self._core.generations.hold_back(when.attended_s + action.delay_s)
                 self._leave_out(fault, when, out)
                 self._regather(when, out)

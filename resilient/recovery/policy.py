@@ -30,6 +30,7 @@ ActionName = Literal[
     "give_up",
 ]
 
+FLAPS = 3  # losses of one node within an hour, at the least, before it is left for them
 FIRST_PAUSE_S = 0.5
 PATIENCE = 2  # times as many failures that differ are put up with at one step as failures that are the same
 
@@ -41,12 +42,14 @@ class Action:
     Attributes:
         delay_s: for how long the next generation is held back.
         roll_back: where to, and what is left out.
+        leave: why the nodes of the fault are left until somebody says that they may be used again; empty where they are not.
     """
 
     name: ActionName
     reason: str
     delay_s: float = 0.0
     roll_back: RollBack | None = None
+    leave: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Situation:
         checkpoints: the steps that can be gone on from.
         beginning: so can the start of the run.
         replace_stragglers: the node of a straggler is replaced, once; else it is only told.
+        dispensable: the others can go on at once without the nodes of the fault.
     """
 
     fault: Fault
@@ -93,6 +97,7 @@ class Situation:
     checkpoints: Sequence[int] = ()
     beginning: bool = False
     replace_stragglers: bool = False
+    dispensable: bool = False
 
     @cached_property
     def stretch(self) -> list[Fault]:
@@ -146,6 +151,24 @@ class Situation:
         """How many attempts before this one were ended less than an hour ago."""
         recent = [fault for t, fault in self.earlier if self.now - t < 3600 and self._counts(fault)]
         return len(attempts([*recent, self.fault])) - 1
+
+    @cached_property
+    def lost_alone(self) -> int:
+        """How many attempts of the last hour the node of this fault has ended by being lost, and no other with it, this time
+        included; 0 of a fault that is no loss, or that other nodes have had a part in."""
+        recent = [fault for t, fault in self.earlier if self.now - t < 3600 and fault.kind == "node_lost"]
+        others = {fault.generation for fault in recent if fault.nodes != self.fault.nodes}
+        if self.fault.kind != "node_lost" or self.fault.generation in others:
+            return 0
+        own = [fault for fault in recent if fault.nodes == self.fault.nodes and fault.generation not in others]
+        return len(attempts([*own, self.fault]))
+
+    @property
+    def flaps(self) -> bool:
+        """Whether the node of this fault is not needed, and has used half of the restarts up, or would end the run by itself."""
+        often = self.lost_alone >= max(FLAPS, -(-self.budget.max_restarts_per_hour // 2))
+        in_vain = min(self.lost_alone, self.same) >= self.budget.give_up_after_same_step
+        return self.dispensable and (often or in_vain)
 
     @property
     def worth_replacing(self) -> bool:
@@ -222,6 +245,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: f"{s.fault.files} is missing or unreadable, and is waited for, up to {s.budget.files_patience_s:g} s",
     ),
     Row(
+        lambda s: s.flaps,
+        "replace_node",
+        lambda s: f"node {listed(s.fault.nodes)} {_often(s)}: it is left, and the others go on without it",
+    ),
+    Row(
         lambda s: s.in_last_hour >= s.budget.max_restarts_per_hour,
         "give_up",
         lambda s: f"{s.in_last_hour} restarts within an hour use up resilience.max_restarts_per_hour",
@@ -277,6 +305,8 @@ def decide(situation: Situation) -> Action:
     row = next(row for row in TABLE if row.applies(situation))
     rolls_back = row.action == "roll_back" or (row.action == "finish_drain" and situation.bad_numbers)
     action = Action(row.action, row.reason(situation), roll_back=situation.way_back if rolls_back else None)
+    if action.name == "replace_node" and situation.flaps:
+        action = replace(action, leave=f"it {_often(situation)}")
     failures = len(attempts(situation.stretch))
     delay_s = pause_s(failures, situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
     if situation.waits_for_files:  # the last attempt is made when the patience is over
@@ -328,6 +358,10 @@ def _ways(faults: Sequence[Fault]) -> str:
         return f"{detail}{who}" + (f", {len(which)} times" if len(which) > 1 else "")
 
     return "; ".join(way(detail, which) for detail, which in counted.items())
+
+
+def _often(situation: Situation) -> str:
+    return f"was lost {situation.lost_alone} times within an hour"
 
 
 def _since(fault: Fault) -> str:

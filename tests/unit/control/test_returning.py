@@ -8,7 +8,7 @@ from resilient.control.membership import LAUNCH_ATTEMPTS
 from resilient.exits import Exit
 from resilient.outbox import Launch
 from resilient.protocol.candidates import unpack
-from resilient.protocol.messages import Start, Stop
+from resilient.protocol.messages import Shutdown, Start, Stop
 
 
 def test_a_spare_takes_over_with_the_replicas_of_the_node_that_is_gone():
@@ -145,3 +145,48 @@ def test_a_silent_node_is_lost_sooner_while_a_spare_stands_by():
     play.again(0)  # and from here on there is no spare any more
     play.wait(9, silent=[2])
     assert len(play.events("fault")) == 1
+
+
+def flapping(play: Play, times: int, *, with_others: bool = False) -> None:
+    """The last node is lost after a minute of steps and back ten seconds later, again and again."""
+    last, step = len(play.coordinator.membership.members) - 1, 0
+    for _ in range(times):
+        for _ in range(3):
+            step += 1
+            play.wait(20.0)
+            for node in play.coordinator.membership.members:
+                play.beat(node, step)
+        gone = (last - 1, last) if with_others else (last,)
+        for node in gone:
+            play.do("lost", node, "its connection was closed")
+        for node in set(range(play.nodes)) - {*gone}:
+            play.ready(node, 6000 + node)
+        play.wait(10.0)
+        for node in gone:
+            play.join(node)
+        play.resumed(0)
+
+
+def test_a_node_that_is_lost_again_and_again_is_left_and_ends_no_job():
+    play = Play(4, fewer=(3,), max_restarts_per_hour=2)
+    play.start()
+    play.resumed(0)
+    flapping(play, 3)
+    assert 3 not in play.coordinator.membership.members and play.coordinator.state is State.RUNNING
+    play.wait(1.0)
+    assert [send.node for send in play.sent(Shutdown)] == [3]
+    play.do("lost", 3, "it has ended")
+    assert Launch(3) not in play.wait(4000.0)
+    replaced, left = play.events("action")[-2:]
+    assert (replaced["name"], left["name"]) == ("replace_node", "evacuate")
+    assert "lost 3 times within an hour: it is left" in replaced["reason"] and "lost 3 times within an hour" in left["reason"]
+    play.do("evacuate", {}, [3])
+    assert Launch(3) in play.wait(1.0)
+
+
+def test_nodes_that_are_lost_together_again_and_again_are_not_left():
+    play = Play(4, fewer=(1, 2, 3))
+    play.start()
+    play.resumed(0)
+    flapping(play, 4, with_others=True)
+    assert play.coordinator.membership.members == (0, 1, 2, 3)

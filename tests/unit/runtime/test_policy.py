@@ -57,6 +57,16 @@ def absent(times: int, seconds: float, *, fault: Fault = away) -> Situation:
 
 together = [(NOW - 9, replace(lost, cause=f"node {node}", nodes=(node,), generation=5)) for node in range(7)]
 
+
+def flapping(times: int, *, dispensable: bool = True, others: tuple[int, ...] = (), since_s: float = 1000.0) -> Situation:
+    """A node is lost, and was as often before, each time at another step; the others of the first times were lost with it."""
+    steps = range(times)
+    earlier = [(NOW - since_s + k, replace(lost, cause="node 0", step=20 + k, generation=20 + k)) for k in steps]
+    earlier += [(NOW - since_s + k, replace(lost, cause="node 1", nodes=(1,), step=20 + k, generation=20 + k)) for k in others]
+    fault = replace(lost, cause="node 0", step=99, generation=99)
+    return replace(situation(fault, sorted(earlier, key=lambda each: each[0])), dispensable=dispensable)
+
+
 ROWS = [
     (situation(replace(lost, cause="node 7", generation=5), together), "replace_node"),
     (situation(replace(lost, cause="node 7", generation=5), [*ways("a", "b", "c", "d"), *together]), "replace_node"),
@@ -87,6 +97,17 @@ ROWS = [
     (situation(replace(FAULT, step=None), [(NOW - 9, replace(FAULT, step=None))] * 2), "give_up"),
     (situation(earlier=other_steps), "give_up"),
     (situation(earlier=[(NOW - 3601, fault) for _, fault in other_steps]), "restart_workers"),
+    (flapping(2), "replace_node"),
+    (flapping(7), "replace_node"),
+    (flapping(7, dispensable=False), "give_up"),
+    (flapping(7, others=(0, 1, 2, 3, 4, 5)), "give_up"),
+    (
+        replace(
+            situation(replace(lost, generation=3), [(NOW - 20, replace(lost, generation=k)) for k in (1, 2)]), dispensable=True
+        ),
+        "replace_node",
+    ),
+    (flapping(7, since_s=3590.0), "replace_node"),
     (situation(lost), "replace_node"),
     (situation(lost, [(NOW - 50, lost), (NOW - 20, lost)]), "give_up"),
     (situation(replace(FAULT, kind="exception", cause="ValueError")), "restart_workers"),
@@ -118,6 +139,28 @@ ROWS = [
 @pytest.mark.parametrize(("given", "action"), ROWS)
 def test_the_first_row_that_applies_decides(given, action):
     assert decide(given).name == action
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (flapping(1), False),
+        (flapping(2), False),
+        (flapping(3), True),  # half of the restarts of an hour
+        (flapping(3, dispensable=False), False),
+        (flapping(3, since_s=3601.0), False),
+        (flapping(3, others=(0,)), False),
+        (flapping(5, others=(0, 1)), True),
+        (replace(flapping(2), budget=replace(BUDGET, max_restarts_per_hour=2)), True),
+        (replace(flapping(1), budget=replace(BUDGET, max_restarts_per_hour=1)), False),
+        (replace(flapping(3), fault=replace(lost, nodes=(1,), generation=99, step=99)), False),
+        (replace(flapping(3), fault=replace(FAULT, generation=99, step=99)), False),
+    ],
+)
+def test_a_node_that_uses_half_of_the_restarts_up_by_itself_is_left_where_the_others_can_do_without_it(given, left):
+    action = decide(given)
+    assert bool(action.leave) is left
+    assert ("times within an hour: it is left" in action.reason) is left
 
 
 def test_every_row_is_reached_by_a_sample():
