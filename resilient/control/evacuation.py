@@ -146,11 +146,8 @@ class Evacuation:
 
     def _able(self) -> list[int]:
         """Those of them without which the others can go on, one beside the other."""
-        able: list[int] = []
-        for node in sorted(self._left_to_do()):
-            if self._membership.can_leave([*able, node]):
-                able.append(node)
-        return able
+        to_do = sorted(self._left_to_do())
+        return self._membership.dispensable(to_do) if to_do else []
 
     def _follow_up(self, name: str, reason: str, when: Moment, out: Outbox) -> None:
         self._incidents.follow_up(name, reason, when.now, self._generations.generation, out)

@@ -238,8 +238,24 @@ class Membership:
 
     def can_leave(self, leaving: Collection[int]) -> bool:
         """Whether the others can go on at once without these."""
-        out = self._absent.union(self._unfit, leaving)
-        return self._world(index for index in (*self.members, *self._standing_by) if index not in out) > 0
+        rest = self._there().difference(leaving)
+        return self._world(rest, len(rest)) > 0
+
+    def dispensable(self, nodes: Iterable[int]) -> list[int]:
+        """Of these nodes, in their order, those without which the others can go on at once, also without the ones before."""
+        found, rest = [], self._there()
+        for index in nodes:
+            there = index in rest
+            rest.discard(index)
+            if self._world(rest, len(rest)):
+                found.append(index)
+            elif there:
+                rest.add(index)
+        return found
+
+    def _there(self) -> set[int]:
+        """Those that a generation could be made of at once."""
+        return {*self.members, *self._standing_by}.difference(self._absent, self._unfit)
 
     def leave_out(self, index: int, devices: Collection[int]) -> bool:
         """Devices of a node do not work: from the next generation on it goes on without them, until its agent is started anew.

@@ -165,6 +165,7 @@ class Shutdown:
         if self.finished:
             return
         if self.saving is not None:
+            self._hear(self.saving, when, out)
             self._saved(self.saving, when, out)
         elif drain is not None and self._snapshots.behind and when.now >= drain.deadline_t - self._reserve_s(drain):
             self._conclude_drain("the workers did not stop in time; what the agents hold is the state", when, out)
@@ -220,12 +221,8 @@ class Shutdown:
     def _saved(self, saving: Saving, when: Moment, out: Outbox) -> None:
         """End the job as soon as nothing more can be done for its state."""
         snapshots = self._snapshots
-        self._hear(saving, when, out)
         if snapshots.newest is not None:
             saving.held_step = max(saving.held_step, snapshots.newest.step)
-        overdue = saving.waiting & self._membership.overdue(when.attended_s)
-        saving.lost |= overdue
-        saving.waiting -= overdue
         if not saving.waiting:
             snapshots.save_newest(when.now, out)
             if not snapshots.behind:
@@ -241,7 +238,10 @@ class Shutdown:
             self.finish(*self._outcome(saving), when, out)
 
     def _hear(self, saving: Saving, when: Moment, out: Outbox) -> None:
-        """See that the daemons are there: what they do may take as long as it takes, but they answer meanwhile."""
+        """See that the daemons are there: what they do may take as long as it takes, but they answer meanwhile.
+
+        All nodes are visited, so it is for ticks: news of one node costs the same however many there are.
+        """
         if when.attended_s >= saving.ask_s:
             saving.ask_s = when.attended_s + ASK_S
             for node in self._membership.members:
@@ -251,6 +251,9 @@ class Shutdown:
             silent_s = when.attended_s - since_s
             if silent_s > saving.patience_s(when.now - silent_s):
                 self._silent(saving, node, silent_s, when, out)
+        overdue = saving.waiting & self._membership.overdue(when.attended_s)
+        saving.lost |= overdue
+        saving.waiting -= overdue
 
     def _silent(self, saving: Saving, node: int, silent_s: float, when: Moment, out: Outbox) -> None:
         """A node's daemon has not answered in time."""

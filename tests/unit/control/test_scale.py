@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from control_play import Play, beat
 
+from checkpoint.protocol import Synced
 from resilient.control.coordinator import State
 from resilient.control.inspection import NODES_ASKED
 from resilient.control.stragglers import Rules, Stragglers
@@ -159,3 +160,48 @@ def test_agents_of_a_large_world_report_less_often(nodes: int, report_s: float):
     starts = play.sent(Start)
     assert {send.message.report_s for send in starts} == {report_s} and play.coordinator.state is State.RUNNING
     assert len({id(send.message.candidates) for send in starts}) == 1
+
+
+def saving(nodes: int) -> Play:
+    """A job at its end, while its daemons settle what workers have left."""
+    play = Play(nodes)
+    play.silent_daemons = set(range(nodes))
+    play.start()
+    play.resumed(0)
+    for node in range(nodes):
+        play.held(node, 9)
+    play.do("stop", "SIGTERM")
+    for rank in range(nodes):
+        play.exit(rank, 0, stopped=True, step=9)
+    play.again()
+    assert play.coordinator.state is State.SAVING
+    return play
+
+
+def test_news_of_a_daemon_costs_the_same_in_a_world_of_any_size_while_the_job_saves():
+    costs = []
+    for nodes in (8, 256):
+        play = saving(nodes)
+        costs.append(calls(lambda play=play: [play.news(node, Synced(generation=play.generation)) for node in range(1, 7)]))  # type: ignore[misc]
+    small, large = costs
+    assert large <= 1.1 * small, costs
+
+
+def draining(nodes: int) -> Play:
+    """A third of the nodes are to be left, and the others cannot go on without them."""
+    play = Play(nodes)
+    play.start()
+    play.resumed(0)
+    play.do("evacuate", dict.fromkeys(range(nodes // 3), "Slurm drains it"), ())
+    play.wait(1.0)
+    return play
+
+
+def test_while_nodes_wait_to_be_left_a_tick_costs_the_same_for_each_of_them_in_a_world_of_any_size():
+    costs = []
+    for nodes in (64, 512):
+        play = draining(nodes)
+        play.now += 0.1
+        costs.append(calls(lambda play=play: play.do("tick")) / nodes)  # type: ignore[misc]
+    small, large = costs
+    assert large <= 1.3 * small, costs
