@@ -21,8 +21,18 @@ from checkpoint.handshake import DRIVER_AGENT, Peer, derive
 from checkpoint.listener import Listener, bind, stream
 from checkpoint.protocol import DriverRequest
 from resilient import clock
+from resilient.protocol.candidates import encode_start
 from resilient.protocol.connection import outlast_outages, subject_of
-from resilient.protocol.messages import AgentFailed, AgentMessage, DaemonRequests, DriverMessage, Hello, Ping, RecordsWritten
+from resilient.protocol.messages import (
+    AgentFailed,
+    AgentMessage,
+    DaemonRequests,
+    DriverMessage,
+    Hello,
+    Ping,
+    RecordsWritten,
+    Start,
+)
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +136,7 @@ class Server:
         if line.written:
             data += encode(RecordsWritten(generation=self._generation(), count=line.written))
             line.written = 0
-        self._write(node, line, data + encode(message))
+        self._write(node, line, data + (encode_start(message) if isinstance(message, Start) else encode(message)))
 
     def request(self, node: int, request: DriverRequest) -> None:
         """A request for a node's snapshot daemon, sent at the end of the turn at the latest."""

@@ -10,9 +10,10 @@ import pytest
 from handshakes import open_agent
 
 from checkpoint.framing import Decoder, Message, NotAMessage, encode
-from checkpoint.protocol import Sync
+from checkpoint.protocol import SnapshotKey, Sync
 from resilient.driver import server as module
 from resilient.driver.server import Listeners, Server
+from resilient.protocol.candidates import Candidate, last_member, pack
 from resilient.protocol.messages import (
     AgentFailed,
     AgentMessage,
@@ -23,6 +24,7 @@ from resilient.protocol.messages import (
     Inspect,
     Ping,
     RecordsWritten,
+    Start,
 )
 
 SECRET = "s3cret"
@@ -283,6 +285,30 @@ def test_requests_of_a_turn_are_one_message_and_go_before_what_is_said_after_the
         assert len(heard[0].requests) == 3 and len(heard[2].requests) == 1
 
     play(work)
+
+
+def test_a_start_reaches_each_node_and_what_all_are_told_alike_is_encoded_once():
+    common = {"nodes": 2, "master_addr": "a", "master_port": 1, "collective_timeout_s": 9.0, "report_s": 0.2, "mtbf_s": 9.0}
+    packed = pack([Candidate(key=SnapshotKey(5, 2), tier="ram", shards=())])
+    starts = [Start(generation=3, node_rank=node, candidates=packed, **common) for node in (0, 1)]
+    last_member.cache_clear()
+
+    async def work(house: House) -> None:
+        for node in (0, 1):
+            house.server.expect(node, 1)
+        peers = [await house.agent(node) for node in (0, 1)]
+        await house.until(lambda: len(house.connected) == 2)
+        house.server.request(0, Sync(generation=3))
+        for node, start in enumerate(starts):
+            house.server.send(node, start)
+        heard: list[DriverMessage] = []
+        while len(heard) < 2:
+            heard += await peers[0].hear()
+        assert heard == [DaemonRequests(generation=3, requests=(Sync(generation=3),)), starts[0]]
+        assert await peers[1].hear() == [starts[1]]
+
+    play(work)
+    assert last_member.cache_info().misses == 1
 
 
 def test_written_records_are_told_with_the_next_message_or_when_they_are_many():

@@ -4,7 +4,7 @@ import pytest
 
 from checkpoint.framing import Decoder, encode
 from checkpoint.protocol import SnapshotKey
-from resilient.protocol.candidates import Candidate, Holder, pack, unpack
+from resilient.protocol.candidates import Candidate, Holder, encode_start, last_member, pack, unpack
 from resilient.protocol.messages import DriverMessage, Start
 
 KEY = SnapshotKey(5, 2)
@@ -34,3 +34,15 @@ def test_candidates_survive_packing_and_thousands_of_nodes_take_little_room():
     assert unpack(b"") == ()
     with pytest.raises(ValueError, match="not a list of candidates"):
         unpack(packed[:-9])
+
+
+@pytest.mark.parametrize("packed", [b"", pack([Candidate(key=KEY, tier="ram", shards=())])], ids=["none", "some"])
+def test_candidates_are_encoded_once_for_all_nodes_and_arrive_as_they_were(packed: bytes):
+    last_member.cache_clear()
+    common = {"nodes": 3, "master_addr": "a", "master_port": 1, "collective_timeout_s": 9.0, "report_s": 0.2, "mtbf_s": 9.0}
+    starts = [
+        Start(generation=1, node_rank=node, candidates=packed, first_rank=2 * node, devices=(0, 1), skip=((3, 4),), **common)
+        for node in range(3)
+    ]
+    assert Decoder[DriverMessage](DriverMessage).feed(b"".join(map(encode_start, starts))) == starts
+    assert last_member.cache_info().misses == bool(packed)
