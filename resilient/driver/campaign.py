@@ -17,7 +17,7 @@ from checkpoint import descriptors, fence
 from checkpoint.errors import CheckpointError, inodes_told_apart
 from checkpoint.naming import steps
 from resilient import access, storage
-from resilient.config import Config, ConfigError, Layout, place, write
+from resilient.config import Config, ConfigError, Layout, load, place, write
 from resilient.config.timeouts import timeouts
 from resilient.control import Coordinator
 from resilient.driver import spill_file
@@ -33,7 +33,7 @@ from resilient.identity.resume import Resumption
 from resilient.past.fold import Past
 from resilient.past.record import Reader
 from resilient.protocol.disk import DiskSettings, ScalarSettings
-from resilient.slurm.allocation import Allocation
+from resilient.slurm.allocation import Allocation, own_job
 from resilient.slurm.chain import standing
 from resilient.slurm.succession import LAST_S, Succession
 
@@ -68,8 +68,7 @@ def run_campaign(
         access.close_to_others(config.run_dir, config.run_dir_mode)
         past = Reader(config.run_dir)
         before = past.read()  # before the lease, which has to be renewed: where nothing was kept it takes its time
-        with _followed_where_unusable(config, _committed(before, resumption), allocation):
-            lease = RunLease(config.run_dir)
+        lease = RunLease(config.run_dir)
     started = False
     hangup = signal.getsignal(signal.SIGHUP)
     try:
@@ -121,33 +120,39 @@ def run_campaign(
 
 def _storage(config: Config, committed: int | None, allocation: Allocation | None) -> storage.Storage:
     """The campaign's storage; raises as `storage_of` and `listening_addresses`."""
-    with _followed_where_unusable(config, committed, allocation):
-        access.must_be_files(config.checkpoint.tiers[-1].path, (storage.IDENTITY, fence.FENCE, fence.LOCK))
-        found = storage.storage_of(config, config.cluster.slots, committed)
-        listening_addresses(config, allocation)
-        return found
+    access.must_be_files(config.checkpoint.tiers[-1].path, (storage.IDENTITY, fence.FENCE, fence.LOCK))
+    found = storage.storage_of(config, config.cluster.slots, committed)
+    listening_addresses(config, allocation)
+    return found
 
 
-@contextlib.contextmanager
-def _followed_where_unusable(config: Config, committed: int | None, allocation: Allocation | None) -> Iterator[None]:
-    """A chain goes on behind a job that cannot begin: its node has no durable tier, or no network to the others, or another driver
-    works in the run directory. As that may last, these jobs count as those that make no progress."""
+def follow(chained: Succession, file: Path, settings: Sequence[str], code: Exit) -> None:
+    """See to it that this job of a chain, whose environment is unusable, is followed by another one, and record its end.
+
+    It may have lost too many nodes while it started, its node may have no durable tier or no network, or another driver may work in
+    the run directory. As that may last, it counts as a job that makes no progress.
+
+    Args:
+        file, settings: the config and what overrides it; where they cannot be read, `slurm.max_jobs` has its default.
+    """
+    job_id = own_job(os.environ)
     try:
-        yield
-    except EnvironmentUnusable as error:
-        chained = Succession.of_job(config, os.environ) if allocation is not None else None
-        if chained is not None and allocation is not None and chained.started(allocation.job_id, committed) is None:
-            asyncio.run(_followed(chained, allocation.job_id, config.slurm.max_jobs, error.code))
-        raise
+        max_jobs = load(file, settings).slurm.max_jobs
+    except (ForeseenError, OSError):
+        max_jobs = Config().slurm.max_jobs
+    try:
+        if chained.chain.jobs[-1:] != (job_id,):
+            known = Reader(chained.run_dir).read()
+            chained.started(job_id, standing(known.committed.steps, known.metrics_step) or 0)
+        if chained.chain.over is None:
+            asyncio.run(_followed(chained, job_id, max_jobs, code))
+    except (EnvironmentUnusable, OSError) as error:
+        log.warning("no job of the chain follows this one, for Slurm has not taken any: %s", error)
 
 
 async def _followed(succession: Succession, job_id: str, max_jobs: int, code: Exit) -> None:
-    """See to it that a job of a chain which ends at once is followed by another one."""
-    try:
-        await succession.ensure(job_id, max_jobs, LAST_S)
-        await succession.ended(job_id, code)
-    except (EnvironmentUnusable, OSError) as error:
-        log.warning("no job of the chain follows this one, for Slurm has not taken any: %s", error)
+    await succession.ensure(job_id, max_jobs, LAST_S)
+    await succession.ended(job_id, code)
 
 
 def end_chain_at_target(config: Config, allocation: Allocation, step: int) -> None:
@@ -176,10 +181,7 @@ def end_chain(file: Path, settings: Sequence[str], run_dir: Path | None) -> Succ
         chained = _chain_of(file, settings, run_dir)
         if chained is None:
             return None
-        allocation = Allocation.of(os.environ, socket.gethostname())
-        if allocation.task > 0:
-            return None
-        asyncio.run(chained.ended(allocation.job_id, Exit.CONFIG))
+        asyncio.run(chained.ended(own_job(os.environ), Exit.CONFIG))
         return chained
     except (ForeseenError, OSError) as error:
         log.debug("the chain's end is not recorded: %s", error)
@@ -196,7 +198,10 @@ def chain_of_job(file: Path, settings: Sequence[str], run_dir: Path | None) -> S
 
 
 def _chain_of(file: Path, settings: Sequence[str], run_dir: Path | None) -> Succession | None:
-    """The chain that was begun in a run directory and has this process's job; arguments and errors as for `end_chain`."""
+    """The chain that was begun in a run directory and has this process's job, of whose tasks this is the first.
+
+    Arguments as for `end_chain`. Raises ForeseenError, OSError.
+    """
     try:
         config = place(file, settings)
     except ConfigError:
@@ -207,7 +212,9 @@ def _chain_of(file: Path, settings: Sequence[str], run_dir: Path | None) -> Succ
         run_dir, mode = config.run_dir, config.run_dir_mode
     access.must_be_ours(None, run_dir, mode)
     begun = Succession.found(run_dir)
-    return begun if begun is not None and begun.name == os.environ.get("SLURM_JOB_NAME") else None
+    if begun is None or begun.name != os.environ.get("SLURM_JOB_NAME"):
+        return None
+    return begun if Allocation.of(os.environ, socket.gethostname()).task == 0 else None
 
 
 def _committed(past: Past, resumption: Resumption | None) -> int | None:

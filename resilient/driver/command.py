@@ -15,7 +15,7 @@ from resilient.access import restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
 from resilient.config import ConfigError, attribute, load, notes, with_shards
 from resilient.decided import decided
-from resilient.driver.campaign import chain_of_job, end_chain, end_chain_at_target, run_campaign
+from resilient.driver.campaign import chain_of_job, end_chain, end_chain_at_target, follow, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, sequel, waiting_behind
@@ -45,6 +45,8 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         if chained is None:
             raise
         complain(error)
+        if isinstance(error, EnvironmentUnusable):
+            follow(chained, told.config, told.settings, error.code)
         if (last := sequel(error.code, waiting_behind(chained))) is not None:
             typer.echo(last)
         return error.code

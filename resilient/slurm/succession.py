@@ -58,7 +58,7 @@ class Succession:
     """
 
     def __init__(self, run_dir: Path, name: str) -> None:
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self.name = name
 
     @classmethod
@@ -79,7 +79,7 @@ class Succession:
 
     @property
     def chain(self) -> Chain:
-        return chain.fold(chain.whole(read(self._run_dir / chain.FILE)))
+        return chain.fold(chain.whole(read(self.run_dir / chain.FILE)))
 
     async def begin(self, script_text: str) -> tuple[str | None, list[QueuedJob]]:
         """Write the batch script and submit the first job, unless the chain has jobs; its id, and the jobs that were there.
@@ -96,9 +96,9 @@ class Succession:
             found[:] = await queue.jobs(self.name)
             plan = chain.on_submit(found)
             if plan.actions:
-                fresh = self._run_dir / f"{SCRIPT}.new"
+                fresh = self.run_dir / f"{SCRIPT}.new"
                 fresh.write_text(script_text)
-                fresh.replace(self._run_dir / SCRIPT)
+                fresh.replace(self.run_dir / SCRIPT)
                 self._record("begun", name=self.name)  # before the job can be there: it must not find the chain over
                 try:
                     submitted[:] = await self._carry_out(plan)
@@ -115,10 +115,10 @@ class Succession:
 
         patience = stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused())
         try:
-            if not self._run_dir.exists():  # and is not made where there is no Slurm
+            if not self.run_dir.exists():  # and is not made where there is no Slurm
                 await self._retried(look, patience, alone=False)
-            logs = self._run_dir / "logs"
-            made += [] if self._run_dir.exists() else [path for path in (logs, *logs.parents) if not path.exists()]
+            logs = self.run_dir / "logs"
+            made += [] if self.run_dir.exists() else [path for path in (logs, *logs.parents) if not path.exists()]
             logs.mkdir(parents=True, exist_ok=True)
             await self._retried(work, patience)
         except SlurmSilent as error:
@@ -134,14 +134,14 @@ class Succession:
         Args:
             made: directories that it has made, the deepest first.
         """
-        records = chain.whole(read(self._run_dir / chain.FILE))
-        strange = {path.name for path in self._run_dir.iterdir()} - {"logs", SCRIPT, chain.FILE, LOCK}
+        records = chain.whole(read(self.run_dir / chain.FILE))
+        strange = {path.name for path in self.run_dir.iterdir()} - {"logs", SCRIPT, chain.FILE, LOCK}
         if strange or any(record["what"] == "submitted" for record in records):
             return  # somebody else has begun a campaign there meanwhile
         with contextlib.suppress(OSError):
             made[0].rmdir()
             for name in (SCRIPT, chain.FILE, LOCK):
-                (self._run_dir / name).unlink(missing_ok=True)
+                (self.run_dir / name).unlink(missing_ok=True)
             for path in made[1:]:
                 path.rmdir()
 
@@ -218,7 +218,7 @@ class Succession:
             log.warning("the next job may get a node that is to be avoided: %s", error)
 
     def _bad_hosts(self) -> list[str]:
-        return [each.host for each in bad_nodes(self._run_dir)]
+        return [each.host for each in bad_nodes(self.run_dir)]
 
     def _left_out(self) -> list[str]:
         """What the job script itself excludes, as it stands there: an option of sbatch takes its place."""
@@ -226,7 +226,7 @@ class Succession:
 
     def _in_script(self, option: str) -> list[str]:
         """Values that the job script gives for an option."""
-        return in_script((self._run_dir / SCRIPT).read_text()).get(option, [])
+        return in_script((self.run_dir / SCRIPT).read_text()).get(option, [])
 
     async def inspect(self) -> list[QueuedJob] | None:
         """The jobs that wait or run; None if Slurm does not say."""
@@ -271,15 +271,15 @@ class Succession:
     async def _submit(self, dependencies: Sequence[str]) -> str:
         without = self._bad_hosts()
         try:
-            return await queue.submit(self._run_dir / SCRIPT, dependencies, [*self._left_out(), *without] if without else ())
+            return await queue.submit(self.run_dir / SCRIPT, dependencies, [*self._left_out(), *without] if without else ())
         except SlurmRefused as error:
             if not without:
                 raise
             log.warning("no job is to be had without %s: %s", ", ".join(without), error)
-            return await queue.submit(self._run_dir / SCRIPT, dependencies)
+            return await queue.submit(self.run_dir / SCRIPT, dependencies)
 
     def _record(self, what: str, **fields: object) -> None:
-        lines = JsonLines(self._run_dir / chain.FILE)
+        lines = JsonLines(self.run_dir / chain.FILE)
         try:
             lines.append({"t": time.time(), "what": what, **fields})
         finally:
@@ -308,7 +308,7 @@ class Succession:
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        fd = os.open(self._run_dir / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        fd = os.open(self.run_dir / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             while True:
                 try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import io
 import json
 import os
 import signal
@@ -14,12 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 from chains import ROOT, command, records
-from rich.console import Console
 
-from resilient.config import Config, ConfigError, layout, load
-from resilient.driver.campaign import run_campaign
+from resilient.config import Config, ConfigError, load
 from resilient.driver.command import run_command
-from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.lease import RunLease
 from resilient.exits import EnvironmentUnusable, Exit
@@ -27,11 +23,18 @@ from resilient.halt import halt
 from resilient.ledger import Ledger
 from resilient.run_words import Told
 from resilient.slurm import chain, queue, succession
-from resilient.slurm.allocation import Allocation
 from resilient.slurm.badnodes import remember
 from resilient.slurm.script import CHAIN_VARIABLE
 from resilient.slurm.succession import Succession
 from resilient.status import inspect
+
+
+def begins(slurm, monkeypatch: pytest.MonkeyPatch, job_id: str, name: str, hosts: str = "n1") -> None:
+    """A job of a chain runs from now on, and this process in it."""
+    for key, value in {"JOB_NAME": name, "JOB_ID": job_id, "JOB_NODELIST": hosts, "JOB_CPUS_PER_NODE": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    slurm.becomes(job_id, state="RUNNING", end="2099-01-01T00:00:00", nodes="n1")
 
 
 def test_a_slurm_that_is_deaf_for_a_while_is_asked_again(going: Succession, slurm):
@@ -231,34 +234,62 @@ def test_a_run_directory_that_is_away_for_a_while_breaks_no_chain(config: Config
 
 
 def test_a_chain_goes_on_behind_a_job_whose_node_has_no_durable_tier(
-    path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ):
     """As where a file system is not mounted on one batch host."""
     tiers = [{"name": "durable", "path": str(tmp_path / "scratch/run")}]
     path.write_text(yaml.safe_dump({"name": "gpt", "run_dir": str(tmp_path / "run"), "checkpoint": {"tiers": tiers}}))
-    config = load(path, [])
-    found = Succession.of(config)
+    found = Succession.of(load(path, []))
     asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
-    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
     with Ledger(tmp_path / "run") as lines:
         lines.event("run_started", {"name": "gpt", "target_step": 300}, generation=1)
         lines.event("committed", {"step": 20, "tier": "durable", "bytes": 40, "files": 1}, generation=1)
-    monkeypatch.setenv("SLURM_JOB_NAME", found.name)
-    display = Display("none", 10, console=Console(file=io.StringIO()))
-    ranks = layout(config, cpu_count=2, gpu_count=0)
-    with pytest.raises(EnvironmentUnusable, match="goes on from step 20, and nothing of it is in"):
-        run_campaign(config, ranks, display, allocation=Allocation("100", ("n1",), (2,), 0))
+    begins(slurm, monkeypatch, "100", found.name)
+    assert run_command(Told(path, ()), None, DriverLog()) is Exit.UNUSABLE
+    assert "goes on from step 20, and nothing of it is in" in capfd.readouterr().err
     assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "PENDING"]
     assert records(tmp_path / "run") == ["begun", "submitted", "started", "submitted", "ended"]
+    assert found.chain.steps == (20,)
+
+
+def test_a_chain_goes_on_behind_a_job_that_loses_too_many_nodes_while_it_starts_until_three_have_come_to_nothing(
+    going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+):
+    path.write_text(f"{path.read_text()}cluster: {{nodes: 2, min_nodes: 2, procs_per_node: 1, device: cpu}}\n")
+    asyncio.run(going.ensure("100", 50))
+    told = []
+    for number in range(101, 106):
+        slurm.becomes(str(number - 1), state="COMPLETED")
+        begins(slurm, monkeypatch, str(number), going.name, "n1,n2" if number == 101 else "n1")
+        assert run_command(Told(path, ()), None, DriverLog()) is Exit.UNUSABLE
+        said = capfd.readouterr()
+        told.append(said.out)
+        assert "the job has 1 nodes (n1), and cluster." in said.err
+        if not slurm.jobs("PENDING"):
+            break
+    assert told[:-1] == [f"Job {number} goes on from here.\n" for number in range(102, 102 + chain.STUCK - 1)]
+    assert told[-1] == "No job waits behind this one: `resilient submit` goes on from here.\n"
+    assert records(tmp_path / "run")[3:7] == ["submitted", "started", "submitted", "ended"]
+    assert going.chain.over is None
+
+
+def test_no_job_follows_one_that_cannot_start_beyond_the_last_that_is_allowed_or_after_a_stop(
+    going: Succession, path: Path, slurm, monkeypatch: pytest.MonkeyPatch, capfd
+):
+    path.write_text(f"{path.read_text()}cluster: {{nodes: 2}}\n")
+    begins(slurm, monkeypatch, "100", going.name)
+    assert run_command(Told(path, ("slurm.max_jobs=1",)), None, DriverLog()) is Exit.UNUSABLE
+    assert "No job waits behind this one" in capfd.readouterr().out
+    asyncio.run(going.stop())
+    assert run_command(Told(path, ()), None, DriverLog()) is Exit.UNUSABLE
+    assert len(slurm.jobs()) == 1
 
 
 def test_a_chain_goes_on_behind_a_job_that_finds_another_driver_at_work(
     going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ):
     """As that of a job which Slurm has given up while its processes live, or one that somebody has started by hand."""
-    for name, value in {"JOB_NAME": going.name, "JOB_ID": "100", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    begins(slurm, monkeypatch, "100", going.name)
     monkeypatch.setattr("resilient.driver.lease.LOCK_WAIT_S", 0.0)
     other = RunLease(tmp_path / "run")
     try:
