@@ -35,7 +35,7 @@ from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN
 from resilient.slurm.chain import fold, whole
 from resilient.slurm.history import history, queued_s
-from resilient.slurm.queue import QueuedJob
+from resilient.slurm.queue import UNSTARTABLE, QueuedJob
 from resilient.slurm.succession import Succession
 
 WATCH_S = 2.0
@@ -284,6 +284,10 @@ def _accepted(each: Mapping[str, Any]) -> str:
     return f"{each['key']} {' → '.join(shown_change(each['old'], each['new']))}{at}"
 
 
+def _waits_for(reason: str) -> str:
+    return f"{reason}: `resilient submit` lets it begin" if reason == UNSTARTABLE else reason
+
+
 def _jobs(summary: Summary) -> list[Table]:
     """The last jobs of the chain, and the one that waits."""
     if not summary.jobs:
@@ -291,7 +295,7 @@ def _jobs(summary: Summary) -> list[Table]:
     table = Table("job", "state", Column("from step", justify="right"), "began", "took", "", box=None, pad_edge=False)
     for each in summary.jobs[-RECENT:]:
         began, ended, until = each["started_t"], each["ended_t"], each["until_t"]
-        note = each["reason"] if until is None else f"until {_clock(until)}"
+        note = _waits_for(each["reason"]) if until is None else f"until {_clock(until)}"
         took = "" if began is None or ended is None else duration(ended - began)
         step = "" if each["step"] is None else str(each["step"])
         when = "" if began is None else _clock(began)

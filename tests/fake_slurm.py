@@ -3,7 +3,8 @@
 `STATE/queue.json` holds the jobs, `STATE/reservations` the lines on reservations, `STATE/preemption` the PreemptType, and the
 PreemptMode of the cluster, of its partitions and of its QOS; as long as `STATE/deaf` names a number above
 nought, calls fail with the words in `STATE/complaint` and count it down; where `STATE/lossy` exists, sbatch submits, removes it,
-and fails all the same; where `STATE/few` exists, no job is to be had that excludes a node.
+and fails all the same; where `STATE/few` exists, no job is to be had that excludes a node, and one that waits and is told to do so
+never begins.
 """
 
 import fcntl
@@ -36,7 +37,11 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             job = {"id": number, "name": name, "state": "PENDING", "end": "N/A", "script": arguments[-1]}
             without = option(arguments, "--exclude")
             if without and (STATE / "few").exists():
-                sys.exit("sbatch: error: Batch job submission failed: Requested node configuration is not available")
+                said = "allocation failure" if "--test-only" in arguments else "sbatch: error: Batch job submission failed"
+                sys.exit(f"{said}: Requested node configuration is not available")
+            if "--test-only" in arguments:
+                print(f"sbatch: Job {number} to start at 2026-11-30T11:23:45 on nodes n1 in partition lab", file=sys.stderr)
+                return
             queue.append({**job, "dependency": option(arguments, "--dependency"), "exclude": without})
             if (STATE / "lossy").exists():
                 (STATE / "lossy").unlink()
@@ -65,7 +70,8 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             told = dict(word.split("=", 1) for word in arguments[1:])
             for job in queue:
                 if job["id"] == told["JobId"]:
-                    job["exclude"] = told["ExcNodeList"]
+                    few = told["ExcNodeList"] and (STATE / "few").exists()
+                    job |= {"exclude": told["ExcNodeList"], "reason": "BadConstraints" if few else "Dependency"}
         case "scontrol" if arguments[0] == "requeue":
             for job in queue:
                 if job["id"] == arguments[1]:

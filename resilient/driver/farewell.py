@@ -60,6 +60,8 @@ def sequel(code: Exit, waiting: Sequence[QueuedJob] | None) -> str | None:
     job = waiting[0]
     if job.held:
         return f"Job {job.job_id} is held: it goes on from here after `scontrol release {job.job_id}`."
+    if job.stuck:
+        return f"Job {job.job_id} cannot begin ({job.reason}): `resilient submit` lets it, and it goes on from here."
     return f"Job {job.job_id} goes on from here."
 
 

@@ -26,6 +26,7 @@ ENDED = frozenset(
     {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "REVOKED"}
 )  # as squeue calls jobs that are over
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
+UNSTARTABLE = "BadConstraints"  # the reason of a job that Slurm does not try again before it is updated
 BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
 UNCONFIGURED = "Could not establish a configuration source"
 _JOB_ID = re.compile(r"\d{1,18}", re.ASCII)
@@ -68,6 +69,11 @@ class QueuedJob:
     def held(self) -> bool:
         """Whether it waits until somebody releases it."""
         return self.waits and (self.state in HELD or "held" in self.reason.lower())
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it can get no nodes as it is, such as all of a partition without one that it is not to get."""
+        return self.waits and self.reason == UNSTARTABLE
 
     @property
     def runs(self) -> bool:
@@ -265,14 +271,28 @@ async def submit(script: Path, dependencies: Collection[str], without: Collectio
     Args:
         without: hosts that the job is not to get.
     """
-    exclude = [f"--exclude={','.join(without)}"] if without else []
-    command = ["sbatch", "--parsable", f"--dependency={','.join(dependencies)}", *exclude, str(script)]
-    output = await _call(command, 3 * ASK_S, without=overriding(in_script(script.read_text())))
-    return output.strip().partition(";")[0]
+    command = ["--parsable", f"--dependency={','.join(dependencies)}", *_excluding(without), str(script)]
+    return (await _sbatch(command, script)).strip().partition(";")[0]
+
+
+async def must_be_startable(script: Path, without: Collection[str]) -> None:
+    """Raises SlurmRefused where Slurm has no nodes for a job without these hosts, or not at present; SlurmSilent, OSError.
+
+    It takes such an `exclude` of a job that waits all the same, and never starts the job.
+    """
+    await _sbatch(["--test-only", *_excluding(without), str(script)], script)
+
+
+def _excluding(hosts: Collection[str]) -> list[str]:
+    return [f"--exclude={','.join(hosts)}"] if hosts else []
+
+
+async def _sbatch(arguments: Sequence[str], script: Path) -> str:
+    return await _call(["sbatch", *arguments], 3 * ASK_S, without=overriding(in_script(script.read_text())))
 
 
 async def exclude(job_id: str, hosts: Collection[str]) -> None:
-    """A job that waits is to be given none of these hosts. Raises SlurmSilent."""
+    """A job that waits is to be given none of these hosts, and any other; it is tried again. Raises SlurmSilent."""
     await _call(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
 
 

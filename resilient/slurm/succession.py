@@ -84,6 +84,8 @@ class Succession:
     async def begin(self, script_text: str) -> tuple[str | None, list[QueuedJob]]:
         """Write the batch script and submit the first job, unless the chain has jobs; its id, and the jobs that were there.
 
+        Of these, those that cannot begin without the nodes that they are to avoid may have them.
+
         Raises:
             EnvironmentUnusable: Slurm does not answer, or refuses; a run directory that was made for it is gone again then.
         """
@@ -94,6 +96,9 @@ class Succession:
 
         async def work() -> None:
             found[:] = await queue.jobs(self.name)
+            for job in found:
+                if job.stuck:
+                    await queue.exclude(job.job_id, in_script(script_text).get("exclude", []))
             plan = chain.on_submit(found)
             if plan.actions:
                 fresh = self.run_dir / f"{SCRIPT}.new"
@@ -208,9 +213,11 @@ class Succession:
 
         async def work() -> None:
             hosts = self._bad_hosts()
-            for job in await queue.jobs(self.name):
-                if job.waits and hosts:
-                    await queue.exclude(job.job_id, [*self._left_out(), *hosts])
+            waiting = [job.job_id for job in await queue.jobs(self.name) if job.waits] if hosts else []
+            for job_id in waiting:
+                left_out = [*self._left_out(), *hosts]
+                await queue.must_be_startable(self.run_dir / SCRIPT, left_out)
+                await queue.exclude(job_id, left_out)
 
         try:
             await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused()))
@@ -359,5 +366,7 @@ def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
         jobs = ", ".join(f"{job.job_id} ({'held' if job.held else job.state.lower()})" for job in there)
         held = [job.job_id for job in there if job.held]
         release = f"; `scontrol release {','.join(held)}` lets it begin" if held else ""
-        return f"{config.name} is in the queue already: {jobs}; nothing was submitted{release}"
+        stuck = [job.job_id for job in there if job.stuck]
+        again = f"; Slurm tries job {', '.join(stuck)} again" if stuck else ""
+        return f"{config.name} is in the queue already: {jobs}; nothing was submitted{release}{again}"
     return f"{config.name} is submitted as job {job_id}; `resilient status {config.run_dir}` says how it is doing"

@@ -82,6 +82,9 @@ def judge(seen: Seen, patience_s: float | None = None) -> Judgement:
         return Judgement("gave up", f"ended with status {seen.exit_code}, {progress(seen)}")
     if alive:
         return Judgement("waits", f"job {alive[0].job_id} starts, {progress(seen)}")
+    if waiting and all(job.stuck for job in waiting):
+        why = f"job {waiting[0].job_id} cannot begin ({waiting[0].reason}): `resilient submit` lets it"
+        return Judgement("dead", f"{why}, {progress(seen)}")
     if waiting:
         why = f" ({waiting[0].reason})" if waiting[0].reason else ""
         return Judgement("waits", f"job {waiting[0].job_id} waits{why}, {progress(seen)}")

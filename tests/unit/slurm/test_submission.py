@@ -1,18 +1,24 @@
 """A chain's first job on Slurm's commands: submitted once, or refused with nothing left behind."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from chains import command, records
+from rich.console import Console
 
-from resilient.config import Config
+from resilient.config import Config, load
 from resilient.config.errors import shown
+from resilient.driver.farewell import sequel
 from resilient.exits import EnvironmentUnusable, Exit
-from resilient.slurm import succession
-from resilient.slurm.succession import Succession
+from resilient.slurm import queue, succession
+from resilient.slurm.succession import Succession, submit
+from resilient.status import inspect, render
+from resilient.watch.judgement import judge
+from resilient.watch.look import look
 
 
 def test_submitting_twice_at_once_and_again_gives_one_job(path: Path, slurm, tmp_path: Path):
@@ -87,8 +93,8 @@ def test_what_a_job_would_refuse_at_once_is_not_submitted(
 
 
 def test_a_sink_whose_package_only_the_jobs_have_is_submitted(path: Path, slurm, tmp_path: Path):
-    submit = command("submit", str(with_a_sink_of_no_package(tmp_path, path)), "slurm.modules=[wandb]")
-    assert (submit.communicate()[0].count("is submitted as job 100"), submit.returncode) == (1, 0)
+    called = command("submit", str(with_a_sink_of_no_package(tmp_path, path)), "slurm.modules=[wandb]")
+    assert (called.communicate()[0].count("is submitted as job 100"), called.returncode) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +119,31 @@ def test_a_durable_tier_that_cannot_be_written_here_is_told_and_the_job_is_submi
     (tmp_path / "scratch").touch()
     tier = {"name": "durable", "path": str(tmp_path / "scratch/gpt")}
     path.write_text(path.read_text() + yaml.safe_dump({"checkpoint": {"tiers": [tier]}}))
-    submit = command("submit", str(path))
-    told, _ = submit.communicate()
+    called = command("submit", str(path))
+    told, _ = called.communicate()
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if text.endswith("/gpt"))
     warning = (
         f"{path}:{line}: checkpoint.tiers.0.path = {shown(tier['path'])}: cannot write {tmp_path}/scratch on this machine: Not a "
     )
     assert told.startswith(f"{warning}directory; a job ends with 69 if its nodes cannot either\ngpt is submitted as job 100"), told
-    assert (submit.returncode, len(slurm.jobs())) == (0, 1)
+    assert (called.returncode, len(slurm.jobs())) == (0, 1)
+
+
+def test_a_submission_lets_a_job_begin_that_could_not_without_the_nodes_to_be_avoided(path: Path, config: Config, slurm):
+    found = Succession.of(config)
+    asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+    (slurm.directory / "few").touch()
+    asyncio.run(queue.exclude("100", ["n2", "n3"]))
+    told = "ob 100 cannot begin (BadConstraints): `resilient submit` lets it"
+    assert told in str(sequel(Exit.STOPPED, asyncio.run(found.inspect())))
+    assert told in judge(look(config.run_dir, time.time())).text
+    with (console := Console(width=120)).capture() as status:
+        console.print(render(inspect(config.run_dir)))
+    assert "BadConstraints: `resilient submit` lets it begin" in status.get()
+    (slurm.directory / "few").unlink()
+    path.write_text(f"{path.read_text()}cluster: {{nodes: 1}}\nslurm: {{extra: ['--exclude=n9']}}\n")
+    assert submit(load(path, []), [str(path)], dry_run=False).endswith("nothing was submitted; Slurm tries job 100 again")
+    assert [(job["id"], job["exclude"]) for job in slurm.jobs()] == [("100", "n9")]
 
 
 def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(config: Config, slurm):
@@ -170,9 +193,9 @@ def test_a_person_does_not_wait_for_ever_for_a_deaf_slurm(config: Config, slurm,
 def test_without_slurm_nothing_is_left_behind(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     there = sorted(tmp_path.iterdir())
-    submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
-    told, _ = submit.communicate(timeout=120)
-    assert (submit.returncode, told) == (
+    called = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
+    told, _ = called.communicate(timeout=120)
+    assert (called.returncode, told) == (
         Exit.UNUSABLE,
         "resilient: Slurm is not to be had on this machine: there is no squeue on its PATH; submit on a machine that has Slurm, "
         f"such as a login node, or run the campaign here without it: resilient run {path} run_dir={tmp_path}/runs/chain\n",
@@ -192,8 +215,8 @@ def test_a_slurm_that_belongs_to_no_cluster_is_one_line_with_what_to_do(path: Pa
     if there:
         (tmp_path / "run").mkdir()
     (tmp_path / "bin/squeue").write_text(f"#!/bin/sh\ncat >&2 <<'EOF'\n{UNCONFIGURED}EOF\nexit 1\n")
-    told, _ = (submit := command("submit", str(path))).communicate(timeout=120)
-    assert (submit.returncode, told.count("\n")) == (Exit.UNUSABLE, 1), told
+    told, _ = (called := command("submit", str(path))).communicate(timeout=120)
+    assert (called.returncode, told.count("\n")) == (Exit.UNUSABLE, 1), told
     assert "of no cluster: squeue: fatal: Could not establish a configuration source; submit on" in told
     assert told.endswith(f"resilient run {path}\n")
 
@@ -207,9 +230,9 @@ def test_what_slurm_says_in_several_lines_is_one(path: Path, slurm, tmp_path: Pa
 def test_a_refusal_is_told_at_once_with_slurms_own_words_and_leaves_nothing_behind(path: Path, slurm, tmp_path: Path):
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
     there = sorted(tmp_path.iterdir())
-    submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
-    told, _ = submit.communicate(timeout=120)
-    assert (submit.returncode, told) == (Exit.UNUSABLE, "resilient: sbatch: error: invalid partition specified: gone\n")
+    called = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
+    told, _ = called.communicate(timeout=120)
+    assert (called.returncode, told) == (Exit.UNUSABLE, "resilient: sbatch: error: invalid partition specified: gone\n")
     assert sorted(tmp_path.iterdir()) == there
 
 

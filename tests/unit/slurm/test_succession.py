@@ -198,6 +198,18 @@ def test_a_job_that_cannot_be_had_without_the_bad_nodes_is_submitted_with_them(c
     assert [job["exclude"] for job in slurm.jobs("PENDING")] == [""]
 
 
+def test_a_job_that_waits_is_not_told_to_do_without_nodes_where_it_could_not_begin(
+    config: Config, slurm, going: Succession, caplog: pytest.LogCaptureFixture
+):
+    asyncio.run(going.ensure("100", 50))
+    (slurm.directory / "few").touch()
+    remember(config.run_dir, {"n2": "gone"}, now=time.time(), for_s=60.0)
+    asyncio.run(going.avoid_bad_nodes())
+    (waits,) = slurm.jobs("PENDING")
+    assert (waits["exclude"], waits.get("reason", "Dependency")) == ("", "Dependency")
+    assert "the next job may get a node that is to be avoided" in caplog.text
+
+
 def test_what_the_job_script_itself_excludes_stays_excluded_beside_the_bad_nodes(config: Config, slurm):
     found = Succession.of(config)
     asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n#SBATCH --exclude=n13\n#SBATCH -x n[20-21]\n"))
