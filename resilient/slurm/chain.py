@@ -1,9 +1,10 @@
 """The chain: one job of a campaign runs, and one waits behind it until the target is reached. Pure.
 
-What happened so far stands in `chain.jsonl`, one record a line: `begun {name}` (by `resilient submit`), `refused {reason}` (Slurm
-has taken no job of what was begun last, which counts as not begun), `submitted {job, after}`, `started {job, step}` (where the
-campaign stands, null: not known; of a job that finds the target reached, too), `ended {job, exit_code}`, `cancelled {job}`,
-`stopped` (by `resilient stop`). A chain that is over stays over, whatever the queue holds, until somebody submits again.
+What happened so far stands in `chain.jsonl`, one record a line: `begun {name, former}` (by `resilient submit`; jobs of an earlier
+chain that have not ended yet), `refused {reason}` (Slurm has taken no job of what was begun last, which counts as not begun),
+`submitted {job, after}`, `started {job, step}` (where the campaign stands, null: not known; of a job that finds the target reached,
+too), `ended {job, exit_code}`, `cancelled {job}`, `stopped` (by `resilient stop`). A chain that is over stays over, whatever the
+queue holds, until somebody submits again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,12 +34,14 @@ class Chain:
         steps: that they began at, None where that is not known.
         over: the exit code that ended the chain; None while it goes on.
         begun_t: when somebody submitted it, unix seconds.
+        former: jobs of an earlier chain that had not ended then: how they end says nothing of this one.
     """
 
     jobs: tuple[str, ...] = ()
     steps: tuple[int | None, ...] = ()
     over: Exit | None = None
     begun_t: float | None = None
+    former: frozenset[str] = frozenset()
 
     @property
     def stuck(self) -> bool:
@@ -53,6 +56,7 @@ class _Record(msgspec.Struct, tag_field="what", tag=str.lower):
 
 class _Begun(_Record, tag="begun"):
     name: str
+    former: tuple[str, ...] = ()
 
 
 class _Refused(_Record, tag="refused"):
@@ -106,18 +110,19 @@ def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
     steps: list[int | None] = []
     over: Exit | None = None
     begun_t: float | None = None
+    former: frozenset[str] = frozenset()
     for record in records:
         match record.get("what"):
             case "begun":
-                jobs, steps, over, begun_t = [], [], None, record.get("t")
+                jobs, steps, over, begun_t, former = [], [], None, record.get("t"), frozenset(record.get("former", ()))
             case "started":
                 jobs.append(str(record["job"]))
                 steps.append(record["step"])
             case "stopped":
                 over = Exit.STOPPED
-            case "ended" if record["exit_code"] not in GOES_ON:
+            case "ended" if record["exit_code"] not in GOES_ON and (record["job"] not in former or record["job"] in jobs):
                 over = Exit(record["exit_code"])
-    return Chain(tuple(jobs), tuple(steps), over, begun_t)
+    return Chain(tuple(jobs), tuple(steps), over, begun_t, former)
 
 
 def name(records: Iterable[Mapping[str, Any]]) -> str | None:
@@ -153,9 +158,16 @@ class Plan:
     why_none: str = ""
 
 
-def on_submit(queue: Sequence[QueuedJob]) -> Plan:
-    """Somebody wants the campaign to run. A job that is about to be gone is none; the new one waits for that."""
-    return Plan(() if any(job.waits or job.runs for job in queue) else (Submit(None),))
+def on_submit(chain: Chain, queue: Sequence[QueuedJob]) -> Plan:
+    """Somebody wants the campaign to run.
+
+    A job that is about to be gone is none, and neither is one of a chain that is over; the new one waits for that. One that waits
+    for nodes itself goes: its script may be an older one.
+    """
+    former = chain.former if chain.over is None else {job.job_id for job in queue}
+    if any(job.waits or job.runs for job in queue if job.job_id not in former):
+        return Plan()
+    return Plan((*(Cancel(job.job_id) for job in queue if job.waits), Submit(None)))
 
 
 def on_start(chain: Chain, own: str, queue: Sequence[QueuedJob], max_jobs: int) -> Plan:
@@ -180,12 +192,12 @@ def on_start(chain: Chain, own: str, queue: Sequence[QueuedJob], max_jobs: int) 
     return Plan(tuple(Cancel(job) for job in waiting[1:]))
 
 
-def on_end(chain: Chain, own: str, queue: Sequence[QueuedJob], code: Exit) -> Plan:
-    """A job ends with this code: what waits behind it goes on, or is not needed.
+def on_end(chain: Chain, own: str, queue: Sequence[QueuedJob]) -> Plan:
+    """A job ends: what waits behind it goes on, or is not needed.
 
     Args:
         chain: with this end.
     """
-    if code in GOES_ON and chain.over is None:
+    if chain.over is None:
         return Plan()
     return Plan(tuple(Cancel(job.job_id) for job in queue if job.waits and job.job_id != own))

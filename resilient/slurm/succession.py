@@ -99,12 +99,13 @@ class Succession:
             for job in found:
                 if job.stuck:
                     await queue.exclude(job.job_id, in_script(script_text).get("exclude", []))
-            plan = chain.on_submit(found)
+            plan = chain.on_submit(self.chain, found)
             if plan.actions:
                 fresh = self.run_dir / f"{SCRIPT}.new"
                 fresh.write_text(script_text)
                 fresh.replace(self.run_dir / SCRIPT)
-                self._record("begun", name=self.name)  # before the job can be there: it must not find the chain over
+                former = [job.job_id for job in found]
+                self._record("begun", name=self.name, former=former)  # before the job can be there: it must not find the chain over
                 try:
                     submitted[:] = await self._carry_out(plan)
                 except SlurmRefused as error:
@@ -199,9 +200,8 @@ class Succession:
         self._record("ended", job=job_id, exit_code=int(code))
 
         async def work() -> None:
-            if code in chain.GOES_ON and self.chain.over is None:
-                return
-            await self._carry_out(chain.on_end(self.chain, job_id, await queue.jobs(self.name), code))
+            if self.chain.over is not None:
+                await self._carry_out(chain.on_end(self.chain, job_id, await queue.jobs(self.name)))
 
         try:
             await self._retried(work, stop_after_delay(END_PATIENCE_S))
@@ -369,4 +369,6 @@ def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
         stuck = [job.job_id for job in there if job.stuck]
         again = f"; Slurm tries job {', '.join(stuck)} again" if stuck else ""
         return f"{config.name} is in the queue already: {jobs}; nothing was submitted{release}{again}"
-    return f"{config.name} is submitted as job {job_id}; `resilient status {config.run_dir}` says how it is doing"
+    running = [job.job_id for job in there if job.runs]
+    behind = f", which begins once job {', '.join(running)} has ended" if running else ""
+    return f"{config.name} is submitted as job {job_id}{behind}; `resilient status {config.run_dir}` says how it is doing"

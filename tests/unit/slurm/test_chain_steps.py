@@ -3,7 +3,7 @@
 import pytest
 
 from resilient.exits import Exit
-from resilient.slurm.chain import STUCK, Cancel, Chain, Plan, Submit, fold, name, on_end, on_start, on_submit, standing
+from resilient.slurm.chain import GOES_ON, STUCK, Cancel, Chain, Plan, Submit, fold, name, on_end, on_start, on_submit, standing
 from resilient.slurm.queue import QueuedJob
 
 OWN = QueuedJob("7", "RUNNING")
@@ -15,7 +15,21 @@ GOING = Chain(("5", "7"), (0, 40))
     ("queue", "submits"), [([], True), ([OWN], False), ([NEXT], False), ([OWN, NEXT], False), ([FADING], True)]
 )
 def test_a_chain_is_begun_only_where_none_is(queue, submits):
-    assert on_submit(queue) == Plan((Submit(None),) if submits else ())
+    assert on_submit(Chain(), queue) == Plan((Submit(None),) if submits else ())
+
+
+@pytest.mark.parametrize(
+    ("chain", "queue", "actions"),
+    [
+        (Chain(over=Exit.STOPPED), [OWN], (Submit(None),)),  # it drains
+        (Chain(over=Exit.GAVE_UP), [NEXT], (Cancel("8"), Submit(None))),  # it could not be cancelled, and has an older script
+        (Chain(former=frozenset("7")), [OWN], (Submit(None),)),  # the submission has come to nothing so far
+        (Chain(former=frozenset("7")), [OWN, NEXT], ()),
+        (Chain(former=frozenset("67")), [OWN, QueuedJob("6", "PENDING"), NEXT], ()),
+    ],
+)
+def test_jobs_of_a_chain_that_is_over_do_not_keep_another_one_from_being_begun(chain, queue, actions):
+    assert on_submit(chain, queue) == Plan(actions)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +77,13 @@ def test_the_exit_code_decides_whether_the_next_job_is_needed(code, cancels):
     chain = fold(
         [{"what": "begun"}, {"what": "started", "job": "7", "step": 0}, {"what": "ended", "job": "7", "exit_code": int(code)}]
     )
-    assert on_end(chain, "7", [OWN, NEXT], code) == Plan((Cancel("8"),) if cancels else ())
+    assert on_end(chain, "7", [OWN, NEXT]) == Plan((Cancel("8"),) if cancels else ())
     assert (chain.over is not None) == cancels
 
 
 def test_a_stop_that_somebody_asks_for_is_the_end_of_the_chain():
     chain = fold([{"what": "begun"}, {"what": "stopped"}])
-    assert on_end(chain, "7", [OWN, NEXT], Exit.STOPPED) == Plan((Cancel("8"),))
+    assert on_end(chain, "7", [OWN, NEXT]) == Plan((Cancel("8"),))
 
 
 def test_a_chain_that_is_over_is_begun_again_by_whoever_submits():
@@ -81,6 +95,16 @@ def test_a_chain_that_is_over_is_begun_again_by_whoever_submits():
     assert fold(records) == Chain(("7",), (0,), Exit.GAVE_UP)
     assert fold([*records, {"what": "begun", "name": "x-1"}, {"what": "submitted", "job": "9"}]) == Chain()
     assert (name(records), name([])) == ("x-1", None)
+
+
+@pytest.mark.parametrize("code", Exit)
+def test_a_job_of_an_earlier_chain_ends_no_later_one_unless_it_begins_in_it(code: Exit):
+    begun = [{"what": "begun", "name": "x-1", "former": ["7"]}]
+    ended = {"what": "ended", "job": "7", "exit_code": int(code)}
+    found = fold([*begun, ended])
+    assert (found.over, on_end(found, "7", [OWN, NEXT])) == (None, Plan())
+    requeued = fold([*begun, {"what": "started", "job": "7", "step": 5}, ended])
+    assert (requeued.jobs, requeued.over) == (("7",), None if code in GOES_ON else code)
 
 
 def test_a_job_that_ended_without_a_word_is_followed():

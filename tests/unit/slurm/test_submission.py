@@ -129,6 +129,44 @@ def test_a_durable_tier_that_cannot_be_written_here_is_told_and_the_job_is_submi
     assert (called.returncode, len(slurm.jobs())) == (0, 1)
 
 
+@pytest.mark.parametrize("code", [Exit.OK, Exit.GAVE_UP, Exit.STOPPED])
+def test_a_campaign_that_is_submitted_while_a_job_of_its_stopped_chain_drains_goes_on_behind_it(
+    path: Path, config: Config, going: Succession, slurm, code: Exit
+):
+    assert asyncio.run(going.ensure("100", 50)) == ""
+    assert [job.job_id for job in asyncio.run(going.stop())] == ["100"]
+    path.write_text(f"{path.read_text()}cluster: {{nodes: 1}}\n")
+    (slurm.directory / "lossy").touch()  # the answer is lost, and the job found
+    assert "102 (pending); nothing was submitted" in submit(load(path, []), [str(path)], dry_run=False)
+    asyncio.run(queue.cancel("102"))
+    told = submit(load(path, []), [str(path)], dry_run=False)
+    assert told.startswith("gpt is submitted as job 103, which begins once job 100 has ended; `resilient status")
+    assert asyncio.run(going.ensure("100", 50, 0.0)) == ""
+    asyncio.run(going.ended("100", code))
+    slurm.becomes("100", state="COMPLETED")
+    assert [(job["id"], job["state"], job["dependency"]) for job in slurm.jobs("PENDING")] == [("103", "PENDING", "singleton")]
+    slurm.becomes("103", state="RUNNING")
+    assert going.started("103", 40) is None
+    assert asyncio.run(going.ensure("103", 50)) == ""
+    assert [(job["id"], job["dependency"]) for job in slurm.jobs("PENDING")] == [("104", "afterany:103,singleton")]
+
+
+def test_a_job_that_could_not_be_cancelled_makes_room_for_the_next_submission(
+    path: Path, going: Succession, slurm, monkeypatch: pytest.MonkeyPatch
+):
+    """Its script may be an older one."""
+    asyncio.run(going.ensure("100", 50))
+    monkeypatch.setattr(succession, "END_PATIENCE_S", 0.01)
+    slurm.deaf(99)
+    asyncio.run(going.ended("100", Exit.GAVE_UP))
+    slurm.deaf(0)
+    slurm.becomes("100", state="COMPLETED")
+    path.write_text(f"{path.read_text()}cluster: {{nodes: 1}}\n")
+    assert submit(load(path, []), [str(path)], dry_run=False).startswith("gpt is submitted as job 102; ")
+    assert [(job["id"], job["state"]) for job in slurm.jobs("PENDING", "CANCELLED")] == [("101", "CANCELLED"), ("102", "PENDING")]
+    assert going.started("102", 40) is None
+
+
 def test_a_submission_lets_a_job_begin_that_could_not_without_the_nodes_to_be_avoided(path: Path, config: Config, slurm):
     found = Succession.of(config)
     asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
