@@ -29,10 +29,25 @@ def job_name(config: Config, run_dir: Path) -> str:
     Args:
         run_dir: without links, so that all ways to it lead to one name.
     """
-    return f"{config.name}-{hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]}"
+    return f"{config.name}{_end_of_name(run_dir)}"
 
 
-def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: str, directory: Path) -> str:
+def is_job_of(name: str, run_dir: Path) -> bool:
+    """Whether a job of this name is one that writes to a run directory, whatever the campaign was called then.
+
+    Args:
+        run_dir: as for `job_name`.
+    """
+    return name.endswith(_end_of_name(run_dir))
+
+
+def _end_of_name(run_dir: Path) -> str:
+    return f"-{hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]}"
+
+
+def script(
+    config: Config, run_dir: Path, *, arguments: Sequence[str], python: str, directory: Path, name: str | None = None
+) -> str:
     """The text.
 
     Args:
@@ -40,6 +55,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
         arguments: of `resilient run`.
         python: that submits.
         directory: that relative paths start from.
+        name: of the jobs; None: their `job_name`.
 
     Raises:
         ConfigError: it does not say how many nodes to ask for, or wants none but this machine, or `slurm.extra` asks for what
@@ -57,7 +73,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
     time_s = None if slurm.minutes is None else 60.0 * slurm.minutes
     lead = min(SIGNAL_MAX_S, math.ceil(lead_s(asked, drain_s=timeouts(config).drain_s, time_s=time_s)))
     given = {
-        "job-name": job_name(config, run_dir),
+        "job-name": name or job_name(config, run_dir),
         "nodes": config.cluster.slots,
         "ntasks-per-node": 1,
         "cpus-per-task": slurm.cpus_per_node,

@@ -36,7 +36,7 @@ from resilient.slurm.chain import Cancel, Chain, Plan, Submit
 from resilient.slurm.options import in_script
 from resilient.slurm.queue import NoSlurm, QueuedJob, SlurmRefused, SlurmSilent
 from resilient.slurm.script import FILE as SCRIPT
-from resilient.slurm.script import job_name, script
+from resilient.slurm.script import is_job_of, job_name, script
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +63,16 @@ class Succession:
 
     @classmethod
     def of(cls, config: Config) -> "Succession":
-        return cls(config.run_dir, job_name(config, config.run_dir.resolve()))
+        """The chain of a campaign's run directory, whose jobs keep the name that they had in the first one. Raises OSError."""
+        run_dir = config.run_dir.resolve()
+        begun = cls.found(config.run_dir)
+        return begun if begun is not None and is_job_of(begun.name, run_dir) else cls(config.run_dir, job_name(config, run_dir))
 
     @classmethod
     def of_job(cls, config: Config, environ: Mapping[str, str]) -> "Succession | None":
         """The chain that this process's job belongs to; None where the job was submitted in another way."""
-        found = cls.of(config)
-        return found if environ.get("SLURM_JOB_NAME") == found.name else None
+        name = environ.get("SLURM_JOB_NAME", "")
+        return cls(config.run_dir, name) if is_job_of(name, config.run_dir.resolve()) else None
 
     @classmethod
     def found(cls, run_dir: Path) -> "Succession | None":
@@ -350,11 +353,13 @@ def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
     Raises:
         EnvironmentUnusable: Slurm does not answer, or refuses, or the run directory cannot be written.
     """
-    text = script(config, config.run_dir.resolve(), arguments=arguments, python=sys.executable, directory=Path.cwd())
-    if dry_run:
-        return text.rstrip()
+    run_dir = config.run_dir.resolve()
     try:
-        job_id, there = asyncio.run(Succession.of(config).begin(text))
+        chained = Succession.of(config)
+        text = script(config, run_dir, arguments=arguments, python=sys.executable, directory=Path.cwd(), name=chained.name)
+        if dry_run:
+            return text.rstrip()
+        job_id, there = asyncio.run(chained.begin(text))
     except EnvironmentUnusable as error:
         if not isinstance(error.__cause__, NoSlurm):
             raise

@@ -209,6 +209,24 @@ squeue: fatal: Could not establish a configuration source
 """
 
 
+def test_a_campaign_that_is_renamed_keeps_its_chain(path: Path, config: Config, slurm):
+    path.write_text(f"{path.read_text()}cluster: {{nodes: 1}}\n")
+    first = submit(load(path, []), [str(path)], dry_run=False)
+    (job,) = slurm.jobs()
+    path.write_text(path.read_text().replace("name: gpt", "name: gpt-lr2"))
+    renamed = load(path, [])
+    assert (first.split()[0], renamed.name) == ("gpt", "gpt-lr2")
+    assert f"#SBATCH --job-name={job['name']}\n" in submit(renamed, [str(path)], dry_run=True)
+    assert submit(renamed, [str(path)], dry_run=False) == "gpt-lr2 is in the queue already: 100 (pending); nothing was submitted"
+    found = Succession.of_job(renamed, {"SLURM_JOB_NAME": job["name"]})
+    assert found is not None and found.name == Succession.of(renamed).name == job["name"]
+    asyncio.run(found.stop())
+    assert submit(renamed, [str(path)], dry_run=False).startswith("gpt-lr2 is submitted as job 101")
+    assert [each["name"] for each in slurm.jobs()] == 2 * [job["name"]]
+    moved = renamed.model_copy(update={"run_dir": config.run_dir.rename(config.run_dir.with_name("moved"))})
+    assert Succession.of(moved).name.startswith("gpt-lr2-")
+
+
 def test_a_controller_that_is_down_is_asked_again_where_the_configuration_comes_from_it(config: Config, slurm, monkeypatch):
     monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 600.0)
     found = Succession.of(config)
