@@ -91,7 +91,7 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             print(preemption()[3])
         case "scontrol":
             print(f"PreemptMode             = {preemption()[1]}\nPreemptType             = {preemption()[0]}")
-            print("KillOnBadExit           = 0\nKillWait                = 42 sec")
+            print("ClusterName             = here\nKillOnBadExit           = 0\nKillWait                = 42 sec")
 
 
 def preemption() -> list[str]:

@@ -252,6 +252,11 @@ async def kill_wait() -> float | None:
     return parse_kill_wait(await _call(["scontrol", "show", "config"]))
 
 
+async def cluster() -> str:
+    """The name of this machine's cluster; empty where that is not said. Raises SlurmSilent."""
+    return _setting(await _call(["scontrol", "show", "config"]), "ClusterName")
+
+
 async def preempt_mode(job: AllottedJob, *, timeout_s: float = ASK_S) -> str:
     """What Slurm does with a job that it preempts, as {"REQUEUE"}; empty where that is not said. Raises SlurmSilent."""
     config = await _call(["scontrol", "show", "config"], timeout_s)

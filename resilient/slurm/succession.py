@@ -27,10 +27,10 @@ from tenacity import (
 )
 from tenacity.stop import stop_base
 
-from resilient.config import Config
+from resilient.config import Config, ConfigError
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.ledger import JsonLines, read
-from resilient.slurm import chain, queue
+from resilient.slurm import chain, clusters, queue
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import Cancel, Chain, Plan, Submit
 from resilient.slurm.options import in_script
@@ -344,6 +344,19 @@ class WhenRefused(stop_base):
         return retry_state.outcome is not None and isinstance(retry_state.outcome.exception(), SlurmRefused)
 
 
+async def _must_be_of_this_cluster(script_text: str) -> None:
+    """Raises ConfigError, EnvironmentUnusable."""
+    asked = clusters.wanted(script_text, os.environ)
+    if asked is None:
+        return
+    try:
+        problem = clusters.elsewhere(asked, await queue.cluster())
+    except SlurmSilent as error:
+        raise EnvironmentUnusable(str(error)) from error
+    if problem is not None:
+        raise ConfigError([problem])
+
+
 def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
     """What `resilient submit` does, and what it tells.
 
@@ -352,6 +365,7 @@ def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
 
     Raises:
         EnvironmentUnusable: Slurm does not answer, or refuses, or the run directory cannot be written.
+        ConfigError: as `script`, or the job would be of another cluster than this machine.
     """
     run_dir = config.run_dir.resolve()
     try:
@@ -359,6 +373,7 @@ def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
         text = script(config, run_dir, arguments=arguments, python=sys.executable, directory=Path.cwd(), name=chained.name)
         if dry_run:
             return text.rstrip()
+        asyncio.run(_must_be_of_this_cluster(text))
         job_id, there = asyncio.run(chained.begin(text))
     except EnvironmentUnusable as error:
         if not isinstance(error.__cause__, NoSlurm):

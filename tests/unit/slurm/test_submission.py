@@ -10,7 +10,7 @@ import yaml
 from chains import command, records
 from rich.console import Console
 
-from resilient.config import Config, load
+from resilient.config import Config, ConfigError, load
 from resilient.config.errors import shown
 from resilient.driver.farewell import sequel
 from resilient.exits import EnvironmentUnusable, Exit
@@ -225,6 +225,32 @@ def test_a_campaign_that_is_renamed_keeps_its_chain(path: Path, config: Config, 
     assert [each["name"] for each in slurm.jobs()] == 2 * [job["name"]]
     moved = renamed.model_copy(update={"run_dir": config.run_dir.rename(config.run_dir.with_name("moved"))})
     assert Succession.of(moved).name.startswith("gpt-lr2-")
+
+
+@pytest.mark.parametrize(
+    ("extra", "environ", "named"),
+    [
+        ("-M there", {}, "slurm.extra = "),
+        ("--clusters=here,there", {}, "slurm.extra = "),
+        ("", {"SBATCH_CLUSTERS": "there", "SLURM_CLUSTERS": "here"}, "environment: SBATCH_CLUSTERS = there"),
+        ("", {"SLURM_CLUSTERS": "all"}, "environment: SLURM_CLUSTERS = all"),
+        ("--clusters=Here", {"SBATCH_CLUSTERS": "there"}, None),  # the script's own wins
+        ("", {"SBATCH_CLUSTERS": "here", "SLURM_CLUSTERS": "there"}, None),
+    ],
+)
+def test_a_chain_is_submitted_on_the_cluster_that_is_asked_for_its_jobs_or_refused(
+    path: Path, slurm, monkeypatch: pytest.MonkeyPatch, extra: str, environ: dict[str, str], named: str | None
+):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    path.write_text(f"{path.read_text()}{yaml.safe_dump({'cluster': {'nodes': 1}, 'slurm': {'extra': [extra] * bool(extra)}})}")
+    config = load(path, [])
+    if named is None:
+        assert submit(config, [str(path)], dry_run=False).startswith("gpt is submitted as job 100")
+        return
+    with pytest.raises(ConfigError, match=f"{named}.*: Slurm on this machine is of the cluster here, .*; submit on a machine of"):
+        submit(config, [str(path)], dry_run=False)
+    assert (slurm.jobs(), config.run_dir.exists()) == ([], False)
 
 
 def test_a_controller_that_is_down_is_asked_again_where_the_configuration_comes_from_it(config: Config, slurm, monkeypatch):
