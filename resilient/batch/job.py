@@ -33,6 +33,9 @@ _WORKS = (
     "bash",
     "sh",
 )
+_ABOUT = frozenset(  # programs that only put files or words somewhere, whatever these are
+    shlex.split("[ [[ cat cd cp date echo export kill ln ls mkdir mv printf read rm rsync sleep test touch wait")
+)
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def duration_s(text: str) -> float | None:
 
 def works(words: list[str]) -> bool:
     """Whether a command is what the job is there for, as far as its words tell: a program that trains, or a launcher of one."""
-    return any(_program_works(word) for word in words)
+    return words[:1] != [] and words[0] not in _ABOUT and any(_program_works(word) for word in words)
 
 
 def _program_works(word: str) -> bool:

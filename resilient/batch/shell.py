@@ -13,6 +13,9 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _RESERVED = frozenset({"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "time", "fi", "done", "esac"})
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local", "env"})
 _CLOSES = {"(": ")", "{": "}"}
+_BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)"  # three deep
+_ARITHMETIC = re.compile(rf"\(\((?:[^()]|{_BRACKETS})*+\)\)")
+_END = re.compile(r"[ \t]*(['\"\\]?)([^\s'\";&|<>()]+)['\"]?")  # of a here-document, in quotes or without
 
 
 class NestedTooDeep(ValueError):
@@ -134,10 +137,16 @@ class _Parser:
             self._redirection()
         elif char == "(" and self._word is not None and "".join(self._word).endswith("="):
             self._array()
+        elif char == "(" and self._in_front() and (found := _ARITHMETIC.match(self._text, self._at)):
+            self._add(self._take(len(found[0])), line)
         elif char in ";&|()":
             self._operator()
         else:
             self._add(self._take(), line)
+
+    def _in_front(self) -> bool:
+        """Whether a command begins here, or what a `for` counts by."""
+        return self._word is None and [word.text for word in self._command.words] in ([], ["for"]) and not self._command.assigned
 
     def _single(self) -> str:
         line = self._line
@@ -201,6 +210,8 @@ class _Parser:
             return self._single()
         if opened not in _CLOSES:
             return self._take()
+        if (found := _ARITHMETIC.match(self._text, self._at + 1)) is not None:
+            return self._take(1 + len(found[0]))
         return self._take() + self._bracketed(opened)
 
     def _to_bracket(self, opened: str) -> str:
@@ -214,6 +225,12 @@ class _Parser:
                 parts.append(f'"{self._double()}"')
             elif char == "\\":
                 parts.append(self._take(2))
+            elif char == "<" and opened == "(":
+                found = re.match("<<<|<<-?|<", self._peek(3))
+                operator = found[0] if found is not None else char
+                parts.append(self._here(operator) if operator in ("<<", "<<-") else self._take(len(operator)))
+            elif char == "\n" and self._ends:
+                parts.append(self._take() + self._here_documents())
             elif char == "#" and opened == "(" and parts[-1][-1] in " \t\n":
                 end = self._text.find("\n", self._at)
                 parts.append(self._take((end if end >= 0 else len(self._text)) - self._at))
@@ -248,16 +265,24 @@ class _Parser:
             line = self._line
             self._add(self._take() + self._bracketed("("), line)
             return
-        self._take(len(operator))
         if operator in ("<<", "<<-"):
-            end = re.match(r"[ \t]*(['\"\\]?)([^\s'\";&|<>()]+)['\"]?", self._text[self._at :])
-            if end is not None:
-                self._take(len(end[0]))
-                self._ends.append((end[2], operator == "<<-"))
+            self._here(operator)
             return
+        self._take(len(operator))
         self._drop = True
 
-    def _here_documents(self) -> None:
+    def _here(self, operator: str) -> str:
+        """What announces a here-document, as it is written."""
+        taken = self._take(len(operator))
+        end = _END.match(self._text, self._at)
+        if end is None:
+            return taken
+        self._ends.append((end[2], operator == "<<-"))
+        return taken + self._take(len(end[0]))
+
+    def _here_documents(self) -> str:
+        """Those that begin on this line, as they are written."""
+        begin = self._at
         for end, tabs in self._ends:
             while self._at < len(self._text):
                 stop = self._text.find("\n", self._at)
@@ -266,6 +291,7 @@ class _Parser:
                 if (row.lstrip("\t") if tabs else row) == end:
                     break
         self._ends.clear()
+        return self._text[begin : self._at]
 
     def _operator(self) -> None:
         operator = next(each for each in (";;", "&&", "||", "|&", self._peek()) if self._text.startswith(each, self._at))

@@ -87,6 +87,12 @@ SOUND = {
     "a case": HEAD
     + 'case "$1" in\n    small) SIZE=1 ;;\n    *) SIZE=$((2 * 4)) ;;\nesac\n'
     + "timeout 23h true\nexec apptainer exec --nv t.sif python a.py $SIZE\n",
+    "a here-document in a substitution": HEAD
+    + "CMD=$(cat <<EOF\nit's the (best run\nEOF\n)\nB=\"$(cat <<-'E' | tr a b\n\tisn't \"it\n\tE\n)\"\n"
+    + "C=$(tr a b <<< $1; cat < x; cat <(echo))\n"
+    + f"N=$((1 << 4)) M=$((B<<(2+(N*2))))\nexec {SRUN} python train.py\n",
+    "an exec that is not the last command": HEAD
+    + "if true; then\n  exec resilient run config.yaml\nelse\n  echo $SLURM_JOB_ID >> skipped\n  cp train.py $SCRATCH\nfi\n",
 }
 
 
@@ -151,6 +157,10 @@ CASES = {
     "a signal before the job": ("#!/bin/sh\n#SBATCH -t 5 --signal=USR1@600\nexec resilient run c.yaml\n", ("signal", 2)),
     "srun": (SIGNAL + "srun --ntasks-per-node=1 python t.py\n", ("bad exit", 4)),
     "srun with -K1": (SIGNAL + "srun -K1 python t.py\n", ("bad exit", 4)),
+    "a shift": (SIGNAL + "N=4\n(( BATCH = 1 << N ))\nsrun python t.py\n", ("bad exit", 6)),
+    "a shift in a loop": (SIGNAL + "for ((i = (1 << 2); i << 9; i++)); do\nsrun python t.py\ndone\n", ("bad exit", 5)),
+    "brackets in brackets": (SIGNAL + "((cd a; cat <<A); (srun python t.py))\nsrun -K0 python t.py '(\nA\n", ("bad exit", 4)),
+    "a substitution behind a shift": (SIGNAL + "A=$((2 << 1))$(cat <<B\n(\nB\n)\nsrun python t.py\n", ("bad exit", 8)),
     "conda": (SIGNAL + "conda activate x\nml GCC\nexec resilient run c.yaml\n", ("modules", 5)),
     "an option that is too late": (SIGNAL + "exec resilient run c.yaml\n#SBATCH --mem=0\n", ("late option", 5)),
     "lines of Windows": (SIGNAL.replace("\n", "\r\n") + "exec resilient run c.yaml\r\n", ("line ends", 1)),
