@@ -30,6 +30,7 @@ UNSTARTABLE = "BadConstraints"  # the reason of a job that Slurm does not try ag
 BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
 UNCONFIGURED = "Could not establish a configuration source"
 _JOB_ID = re.compile(r"\d{1,18}", re.ASCII)
+_SUBMITTED = re.compile(r"(\d{1,18})(;.*)?", re.ASCII)  # what a site's own sbatch says around it is none
 OVER = ("Invalid job id", "already completing or completed", "Job/step already")
 
 
@@ -277,7 +278,11 @@ async def submit(script: Path, dependencies: Collection[str], without: Collectio
         without: hosts that the job is not to get.
     """
     command = ["--parsable", f"--dependency={','.join(dependencies)}", *_excluding(without), str(script)]
-    return (await _sbatch(command, script)).strip().partition(";")[0]
+    output = await _sbatch(command, script)
+    told = [found for line in output.splitlines() if (found := _SUBMITTED.fullmatch(line.strip())) is not None]
+    if not told:
+        raise SlurmSilent(f"sbatch has told no job id: {output.strip()!r}")
+    return told[-1][1]
 
 
 async def must_be_startable(script: Path, without: Collection[str]) -> None:

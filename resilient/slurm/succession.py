@@ -27,6 +27,7 @@ from tenacity import (
 )
 from tenacity.stop import stop_base
 
+from checkpoint.locks import flock
 from resilient.config import Config, ConfigError
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.ledger import JsonLines, read
@@ -322,7 +323,7 @@ class Succession:
         try:
             while True:
                 try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    flock(fd, self.run_dir / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     await asyncio.sleep(LOCK_POLL_S)

@@ -1,6 +1,9 @@
 """A chain's first job on Slurm's commands: submitted once, or refused with nothing left behind."""
 
 import asyncio
+import errno
+import fcntl
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -251,6 +254,33 @@ def test_a_chain_is_submitted_on_the_cluster_that_is_asked_for_its_jobs_or_refus
     with pytest.raises(ConfigError, match=f"{named}.*: Slurm on this machine is of the cluster here, .*; submit on a machine of"):
         submit(config, [str(path)], dry_run=False)
     assert (slurm.jobs(), config.run_dir.exists()) == ([], False)
+
+
+@pytest.mark.parametrize(("after", "job_id"), [("", "100"), ("; echo 7 days are left", "100"), (" >/dev/null", None)])
+def test_the_job_is_what_sbatch_says_among_the_words_of_a_site(
+    config: Config, slurm, tmp_path: Path, after: str, job_id: str | None
+):
+    (tmp_path / "bin/sbatch").rename(tmp_path / "sbatch")
+    script = f"#!/bin/sh\necho '--> Verifying your allocation: 3 jobs...OK'\n{tmp_path}/sbatch \"$@\"{after}\n"
+    (tmp_path / "bin/sbatch").write_text(script)
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    found = Succession.of(config)
+    job, there = asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+    assert job == job_id
+    assert [each.job_id for each in there] == ([] if job_id else ["100"])  # found in the queue, where sbatch has not told it
+    assert len(slurm.jobs()) == 1
+
+
+def test_a_file_system_without_locks_is_named(path: Path, slurm, monkeypatch: pytest.MonkeyPatch):
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    path.write_text(f"{path.read_text()}cluster: {{nodes: 1}}\n")
+    told = r"cannot write .*/run/chain\.lock: .*: its file system has no flock\(2\)"
+    with monkeypatch.context() as patched, pytest.raises(EnvironmentUnusable, match=told):
+        patched.setattr(fcntl, "flock", refuse)
+        submit(load(path, []), [str(path)], dry_run=False)
+    assert not slurm.jobs()
 
 
 def test_a_controller_that_is_down_is_asked_again_where_the_configuration_comes_from_it(config: Config, slurm, monkeypatch):
