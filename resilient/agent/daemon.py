@@ -28,6 +28,7 @@ from checkpoint.protocol import (
     TierSettings,
 )
 from checkpoint.tiers import session
+from checkpoint.tiers.lease import LINK
 from resilient import storage
 from resilient.agent.limits import DAEMON_END_S
 from resilient.agent.loop import Loop
@@ -173,7 +174,8 @@ class DaemonProcess:
             return []
 
     def close(self) -> None:
-        """End the daemon: by the end of its input, and if that does not help by a signal."""
+        """End the daemon: by the end of its input, and if that does not help by a signal. Where no generation has begun its
+        directory goes, for nothing refers to it."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -186,6 +188,8 @@ class DaemonProcess:
             self._loop.wait_until(lambda: process.poll() is not None, DAEMON_END_S, poll_s=0.02)
         if process.stdout is not None:
             process.stdout.close()
+        if not any(os.path.lexists(path) for path in (self.session_path, self._directory / LINK)):
+            safe_dir.remove(self._directory)
 
     # -- the process ---------------------------------------------------------------------------------------------------
 

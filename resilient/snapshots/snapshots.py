@@ -424,11 +424,12 @@ class Snapshots:
         """The tiers that hold nothing that is needed: memory, and at the end of a campaign the nodes' other tiers too.
 
         What nodes hold that are not there may complete what others hold. Before ranks have gone on from somewhere, nobody knows
-        whether the newest durable checkpoint is sound.
+        whether the newest durable checkpoint is sound, and all that is held is kept; a script that keeps nothing there never says
+        that its ranks have gone on.
 
         Args:
             ended: no job goes on from here.
         """
-        if not self._resumed or any(key.step > self.durable_step for key in self._catalog.snapshots):
+        if any(not self._resumed or key.step > self.durable_step for key in self._catalog.snapshots):
             return []
         return [self.plan.memory.name, *(tier.name for tier in self.plan.others if ended)]

@@ -17,6 +17,7 @@ from campaigns import HELD, Campaign, wait_for, whole
 from scripts import PACED
 from soak import soaked
 
+from resilient.agent import memory
 from resilient.placement.applied import of_this_node
 from resilient.placement.binding import Mode, Share
 from resilient.version import commit
@@ -164,6 +165,7 @@ def test_a_script_without_any_call_is_restarted_too(campaign: Callable[..., Camp
     assert run.run() == 0, run.output + run.logs()
     assert [fault["detail"] for fault in run.events("fault")] == ["exit code 3"] and run.events("fault")[0]["ranks"] == [1]
     assert "the second time True" in run.printed(0, 2)
+    assert not memory.directories(run.run_dir)
 
 
 PLAIN = """

@@ -174,6 +174,15 @@ def test_a_daemon_that_does_not_end_is_killed(setting: Setting, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("setting", ["answers"], indirect=True)
+@pytest.mark.parametrize("begins", [False, True], ids=["before a generation", "in one"])
+def test_the_directory_of_a_daemon_that_ends_is_left_only_where_a_generation_has_begun(setting: Setting, begins: bool):
+    if begins:
+        setting.daemon.begin(start(), renew=False)
+    setting.daemon.close()
+    assert (setting.log.parent / "daemon").exists() == begins
+
+
+@pytest.mark.parametrize("setting", ["answers"], indirect=True)
 def test_workers_read_where_the_shards_are(setting: Setting):
     candidate = Candidate(key=KEY, tier="ram", shards=((Holder(0, "n0:1", "/a"), Holder(1, "n1:1", "/b")),))
     setting.daemon.begin(start(candidates=pack([candidate])), renew=False)

@@ -82,3 +82,12 @@ def test_an_agent_that_has_come_back_and_not_said_what_it_holds_clears_nothing()
     play.do("stop", "SIGINT")
     play.do("stop", "SIGINT")
     assert cleared(play) == {0: ("ram",), 1: ()}
+
+
+def test_nodes_of_a_script_that_keeps_nothing_there_are_left_as_they_were_found():
+    play = begun(2, durable_step=0)
+    for node in (0, 1):
+        play.join(node)
+    play.do("stop", "SIGINT")
+    play.do("stop", "SIGINT")
+    assert cleared(play) == {0: ("ram",), 1: ("ram",)}
