@@ -3,8 +3,6 @@
 Owns what a person would do who starts a campaign, or a chain of jobs: `resilient run`, and the same again when it ended early.
 """
 
-import getpass
-import os
 import signal
 import sys
 import time
@@ -52,7 +50,6 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
             raise ExperimentError([Problem("campaign.file", wanted.file, f"{path}: a config is a mapping of keys to values")])
     for each in (wanted.config, changes or {}, {"run_dir": str(directory.absolute() / RUN), "chaos": {"allow": allow}}):
         values = merged(values, each)
-    os.environ.setdefault("USER", _user())  # which paths may name, and containers do not have
     values = filled_in(values, paths(wanted.volumes, directory))
     path = directory / CONFIG
     directory.mkdir(parents=True, exist_ok=True)
@@ -63,14 +60,6 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
         raise ExperimentError([_where_it_stands(wanted, experiment, each) for each in error.problems]) from None
     path.write_text(dump(config))
     return config
-
-
-def _user() -> str:
-    """The name of this user, or the number where it has none, as in a container that is run under any."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the former before Python 3.13
-        return str(os.getuid())
 
 
 def _where_it_stands(wanted: Wanted, experiment: Path, problem: Problem) -> Problem:

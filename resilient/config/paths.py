@@ -1,5 +1,6 @@
 """Variables in the paths of a config: `${name}`, `${run_dir}`, and those of the environment; and what cannot be written down."""
 
+import getpass
 import os
 import re
 import shlex
@@ -18,13 +19,15 @@ _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 
 
 def expanded(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[Problem]]:
-    """The config with variables in paths replaced and paths made absolute."""
+    """The config with variables in paths replaced, `${USER}` also where the environment has none, and paths made absolute."""
     problems: list[Problem] = []
 
     def whole(key: str, path: Path, own: Mapping[str, str]) -> Path:
         def value(match: re.Match[str]) -> str:
             name = match[1] if match[1] is not None else match[2]
             found = own.get(name, environ.get(name))
+            if found is None and name == "USER":  # a container sets it for nobody
+                found = _user()
             if found is None:
                 problems.append(Problem(key, path, f"the environment variable {shown(name)} is not set"))
                 return match[0]
@@ -79,6 +82,14 @@ def expanded(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[P
         return value
 
     return config.model_copy(update=below(config, "")), problems
+
+
+def _user() -> str:
+    """The name of this user, or the number where it has none, as in a container that is run under any."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the former before Python 3.13
+        return str(os.getuid())
 
 
 def not_to_be_written(path: Path | str) -> str | None:

@@ -192,19 +192,6 @@ def test_a_campaign_is_the_file_with_changes_in_a_directory_of_its_own(tmp_path:
         resolve(Campaign(file=Path("none.yaml")), tmp_path / "experiment.yaml", tmp_path / "out", allow=True)
 
 
-def test_a_user_without_a_name_has_the_number_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 987_654_321)
-    tiers = [{"name": "disk", "path": f"{tmp_path}/${{USER}}"}]
-    wanted = Campaign(config={"checkpoint": {"tiers": tiers}})
-    try:
-        config = resolve(wanted, tmp_path / "experiment.yaml", tmp_path / "out", allow=True)
-        assert config.checkpoint.tiers[0].path == tmp_path / "987654321"
-    finally:
-        os.environ.pop("USER", None)
-
-
 TIERS = (
     "    checkpoint:\n      tiers:\n      - name: ram\n        path: /dev/shm\n      - {name: durable, path: /d, keep_last: 0}\n"
 )

@@ -1,6 +1,7 @@
 """Configs that are right: defaults, overrides, variables, and what they come to on a machine."""
 
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -107,6 +108,16 @@ def test_variables_in_paths_are_replaced(tmp_path: Path):
     config = load(path, environ={"SCRATCH": "/scratch", "USER": "me"})
     assert config.run_dir == Path("/scratch/n")
     assert config.checkpoint.tiers[0].path == Path("/scratch/n/c/me")
+
+
+def test_the_user_is_known_where_the_environment_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in a container, which has no USER, and maybe no name for the number that it is run under."""
+    for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    path = write(tmp_path, "run_dir: /scratch/${USER}/run\n")
+    assert load(path, environ={}).run_dir == Path(f"/scratch/{pwd.getpwuid(os.getuid()).pw_name}/run")
+    monkeypatch.setattr(os, "getuid", lambda: 987_654_321)
+    assert load(path, environ={}).run_dir == Path("/scratch/987654321/run")
 
 
 def test_a_path_alone_turns_the_text_off(tmp_path: Path):
