@@ -1,7 +1,8 @@
 """The chain: one job of a campaign runs, and one waits behind it until the target is reached. Pure.
 
-What happened so far stands in `chain.jsonl`, one record a line: `begun {name, former}` (by `resilient submit`; jobs of an earlier
-chain that have not ended yet), `refused {reason}` (Slurm has taken no job of what was begun last, which counts as not begun),
+What happened so far stands in `chain.jsonl`, one record a line: `begun {name, former, behind}` (by `resilient submit`; jobs that
+have not ended yet: of a chain that was over, and the last of one that goes on), `refused {reason}` (Slurm has taken no job of what
+was begun last, which counts as not begun),
 `submitted {job, after}`, `started {job, step}` (where the campaign stands, null: not known; of a job that finds the target reached,
 too), `ended {job, exit_code}`, `cancelled {job}`, `stopped` (by `resilient stop`). A chain that is over stays over, whatever the
 queue holds, until somebody submits again.
@@ -34,7 +35,8 @@ class Chain:
         steps: that they began at, None where that is not known.
         over: the exit code that ended the chain; None while it goes on.
         begun_t: when somebody submitted it, unix seconds.
-        former: jobs of an earlier chain that had not ended then: how they end says nothing of this one.
+        former: jobs of an earlier chain that was over and had not ended then: how they end says nothing of this one.
+        behind: jobs of an earlier chain that worked then, the first of this one waits for: how they end counts.
     """
 
     jobs: tuple[str, ...] = ()
@@ -42,6 +44,7 @@ class Chain:
     over: Exit | None = None
     begun_t: float | None = None
     former: frozenset[str] = frozenset()
+    behind: frozenset[str] = frozenset()
 
     @property
     def stuck(self) -> bool:
@@ -57,6 +60,7 @@ class _Record(msgspec.Struct, tag_field="what", tag=str.lower):
 class _Begun(_Record, tag="begun"):
     name: str
     former: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
 
 
 class _Refused(_Record, tag="refused"):
@@ -110,11 +114,12 @@ def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
     steps: list[int | None] = []
     over: Exit | None = None
     begun_t: float | None = None
-    former: frozenset[str] = frozenset()
+    former = behind = frozenset[str]()
     for record in records:
         match record.get("what"):
             case "begun":
-                jobs, steps, over, begun_t, former = [], [], None, record.get("t"), frozenset(record.get("former", ()))
+                jobs, steps, over, begun_t = [], [], None, record.get("t")
+                former, behind = frozenset(record.get("former", ())), frozenset(record.get("behind", ()))
             case "started":
                 jobs.append(str(record["job"]))
                 steps.append(record["step"])
@@ -122,7 +127,7 @@ def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
                 over = Exit.STOPPED
             case "ended" if record["exit_code"] not in GOES_ON and (record["job"] not in former or record["job"] in jobs):
                 over = Exit(record["exit_code"])
-    return Chain(tuple(jobs), tuple(steps), over, begun_t, former)
+    return Chain(tuple(jobs), tuple(steps), over, begun_t, former, behind)
 
 
 def name(records: Iterable[Mapping[str, Any]]) -> str | None:
@@ -161,13 +166,26 @@ class Plan:
 def on_submit(chain: Chain, queue: Sequence[QueuedJob]) -> Plan:
     """Somebody wants the campaign to run.
 
-    A job that is about to be gone is none, and neither is one of a chain that is over; the new one waits for that. One that waits
-    for nodes itself goes: its script may be an older one.
+    Nothing is to be done where a job of the chain waits, or runs and has not begun to work: it sees to the next itself. One that
+    works and has none behind it is the last of its chain (`slurm.max_jobs`, no progress, or somebody has cancelled the next): the
+    chain is begun anew behind it. A job of a chain that is over, or that is about to be gone, is none, and the new one waits for
+    that. One that waits for nodes itself goes: its script may be an older one.
     """
-    former = chain.former if chain.over is None else {job.job_id for job in queue}
-    if any(job.waits or job.runs for job in queue if job.job_id not in former):
+    there = [job for job in queue if not (chain.over is not None or job.job_id in chain.former)]
+    working = chain.behind.union(chain.jobs)
+    if any(job.waits or (job.runs and job.job_id not in working) for job in there):
         return Plan()
     return Plan((*(Cancel(job.job_id) for job in queue if job.waits), Submit(None)))
+
+
+def earlier(chain: Chain, queue: Sequence[QueuedJob]) -> dict[str, list[str]]:
+    """What the record of a new chain says of the jobs of those before it: `former` and `behind`.
+
+    Args:
+        chain: the one before.
+    """
+    going = [job.job_id for job in queue if job.runs and chain.over is None and job.job_id not in chain.former]
+    return {"former": [job.job_id for job in queue if job.job_id not in going], "behind": going}
 
 
 def on_start(chain: Chain, own: str, queue: Sequence[QueuedJob], max_jobs: int) -> Plan:

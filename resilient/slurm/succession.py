@@ -103,13 +103,14 @@ class Succession:
             for job in found:
                 if job.stuck:
                     await queue.exclude(job.job_id, in_script(script_text).get("exclude", []))
-            plan = chain.on_submit(self.chain, found)
+            before = self.chain
+            plan = chain.on_submit(before, found)
             if plan.actions:
                 fresh = self.run_dir / f"{SCRIPT}.new"
                 fresh.write_text(script_text)
                 fresh.replace(self.run_dir / SCRIPT)
-                former = [job.job_id for job in found]
-                self._record("begun", name=self.name, former=former)  # before the job can be there: it must not find the chain over
+                # Before the job can be there: it must not find the chain over.
+                self._record("begun", name=self.name, **chain.earlier(before, found))
                 try:
                     submitted[:] = await self._carry_out(plan)
                 except SlurmRefused as error:

@@ -26,9 +26,13 @@ def test_a_chain_is_begun_only_where_none_is(queue, submits):
         (Chain(former=frozenset("7")), [OWN], (Submit(None),)),  # the submission has come to nothing so far
         (Chain(former=frozenset("7")), [OWN, NEXT], ()),
         (Chain(former=frozenset("67")), [OWN, QueuedJob("6", "PENDING"), NEXT], ()),
+        (GOING, [OWN], (Submit(None),)),  # the last of its chain
+        (GOING, [OWN, NEXT], ()),
+        (Chain(("5",), (0,)), [OWN], ()),  # it has not begun to work, and will see to the next
+        (Chain(behind=frozenset("7")), [OWN], (Submit(None),)),  # the submission has come to nothing so far
     ],
 )
-def test_jobs_of_a_chain_that_is_over_do_not_keep_another_one_from_being_begun(chain, queue, actions):
+def test_neither_jobs_of_a_chain_that_is_over_nor_its_last_job_keep_another_one_from_being_begun(chain, queue, actions):
     assert on_submit(chain, queue) == Plan(actions)
 
 

@@ -154,6 +154,23 @@ def test_a_campaign_that_is_submitted_while_a_job_of_its_stopped_chain_drains_go
     assert [(job["id"], job["dependency"]) for job in slurm.jobs("PENDING")] == [("104", "afterany:103,singleton")]
 
 
+@pytest.mark.parametrize("code", [Exit.OK, Exit.GAVE_UP, Exit.STOPPED])
+def test_a_campaign_that_is_submitted_while_the_last_job_of_its_chain_runs_goes_on_behind_it(
+    path: Path, config: Config, going: Succession, slurm, code: Exit
+):
+    assert "slurm.max_jobs is 1" in asyncio.run(going.ensure("100", 1))
+    slurm.deaf(2)  # it is tried again
+    told = submit(config, [str(path)], dry_run=False)
+    assert told.startswith("gpt is submitted as job 101, which begins once job 100 has ended; `resilient status"), told
+    assert "101 (pending); nothing was submitted" in submit(config, [str(path)], dry_run=False)
+    assert asyncio.run(going.ensure("100", 1, 0.0)) == ""
+    asyncio.run(going.ended("100", code))
+    slurm.becomes("100", state="COMPLETED")
+    assert bool(slurm.jobs("PENDING")) == (code is Exit.STOPPED)
+    slurm.becomes("101", state="RUNNING")
+    assert going.started("101", 40) == (None if code is Exit.STOPPED else code)
+
+
 def test_a_job_that_could_not_be_cancelled_makes_room_for_the_next_submission(
     path: Path, going: Succession, slurm, monkeypatch: pytest.MonkeyPatch
 ):
