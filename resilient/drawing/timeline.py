@@ -9,6 +9,7 @@ from typing import Any
 
 from resilient.account import GOES_ON, PLANNED
 from resilient.drawing.chart import finite, integer
+from resilient.redaction import hidden_text
 
 Line = Mapping[str, Any]
 
@@ -139,7 +140,7 @@ def _incident(line: Line, t: float) -> Incident:
     kind = str(line.get("kind", "fault")).replace("_", " ")
     ranks, nodes = (found if isinstance(found := line.get(key), list) else [] for key in ("ranks", "nodes"))
     culprit = _several("node", nodes) if nodes and (kind == "node lost" or not ranks) else _several("rank", ranks)
-    detail = str(line.get("detail") or "")
+    detail = hidden_text(str(line.get("detail") or ""))
     detect_s = finite(line.get("detect_s")) or 0.0
     return Incident(t, t - detect_s, str(line.get("fault_id", "")), f"{kind}, {culprit}".removesuffix(", "), detail)
 

@@ -15,15 +15,16 @@ from resilient.driver.display import size
 from resilient.exits import EnvironmentUnusable
 from resilient.ledger import EVENTS, METRICS, parts
 from resilient.lifeline import die_with_parent
+from resilient.redaction import hidden_config
 from resilient.report.html import Subject, listed, page
 from resilient.report.markdown import markdown
 from resilient.report.past import Fault, Past
 from resilient.report.reading import read
-from resilient.report.secrets import hidden_config
 from resilient.report.server import HOST, PageServer
 from resilient.status import Summary, inspect
 
 FILE = "report.html"
+LONGEST_ID = 100  # of a fault; a damaged ledger may have one that no file can be called
 CONFIG_BYTES = 256 << 10
 LARGE_BYTES = 32 << 20  # of ledger and metrics
 EVERY_S = 5.0  # between two looks at a campaign whose page is served
@@ -71,7 +72,7 @@ def _stacks(run_dir: Path, folder: Path, faults: Sequence[Fault]) -> dict[str, s
     """Links to what ranks were doing, for faults of which that was saved."""
     found = {}
     for name in {each.fault_id for each in faults}:
-        plain = name.replace("-", "").isalnum()
+        plain = len(name) <= LONGEST_ID and name.replace("-", "").isalnum()
         for path in (run_dir / "incidents" / name, run_dir / "incidents" / f"{name}.tar.zst") if plain else ():
             if path.exists():
                 found[name] = quote(os.path.relpath(path.absolute(), folder.absolute()))

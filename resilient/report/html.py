@@ -12,9 +12,9 @@ from resilient.drawing.chart import safe
 from resilient.drawing.page import coloured, document, figure, heading, number, numbers, parts_bar, parts_rows, right, table
 from resilient.drawing.timeline import seconds_text
 from resilient.driver.display import duration, local_time, size
+from resilient.redaction import hidden
 from resilient.report import charts
 from resilient.report.past import Fault, Job, Past
-from resilient.report.secrets import hidden
 from resilient.status import STATES, Summary
 
 LISTED, NEWEST = 100, 20  # incidents that are listed; how many of them, and jobs, because they are the newest

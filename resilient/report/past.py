@@ -13,9 +13,9 @@ from resilient.account import GOES_ON, PLANNED
 from resilient.downtime import Downtime
 from resilient.drawing.timeline import seconds_text
 from resilient.entries import Count, Seconds, Time
+from resilient.redaction import hidden_text
 from resilient.report.envelope import Envelope
 from resilient.report.heat import Heat
-from resilient.report.secrets import hidden_text
 
 Line = Mapping[str, Any]
 

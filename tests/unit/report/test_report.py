@@ -21,10 +21,10 @@ from resilient.account import PARTS
 from resilient.cli import app
 from resilient.drawing import page
 from resilient.exits import EnvironmentUnusable
+from resilient.redaction import HIDDEN, hidden, hidden_config, hidden_text
 from resilient.report import command
 from resilient.report.reading import read
-from resilient.report.secrets import HIDDEN, hidden, hidden_config, hidden_text
-from resilient.status import inspect
+from resilient.status import draw, inspect
 
 ROOT = Path(__file__).parents[3]
 
@@ -82,6 +82,15 @@ def test_what_was_moved_aside_is_in_the_page(tmp_path: Path):
             (run_dir / part).write_text("".join(lines[begin:end]))
     assert read(run_dir).jobs == whole.jobs and read(run_dir).kinds == whole.kinds
     agreed(run_dir, tmp_path / "page.html")
+
+
+def test_a_fault_whose_id_no_file_can_be_called_is_shown(tmp_path: Path):
+    """A disk has damaged the ledger."""
+    run_dir = made(tmp_path / "run", steps=10, faults=1, jobs=1)
+    (run_dir / "incidents").mkdir()
+    events = run_dir / "events.jsonl"
+    events.write_text(events.read_text().replace('"g1-1"', f'"{"g" * 300}"'))
+    assert f">{'g' * 300}<" in written(run_dir)
 
 
 def test_the_page_shows_faults_jobs_queue_nodes_tiers_and_changes(tmp_path: Path):
@@ -229,6 +238,9 @@ def test_what_looks_like_a_secret_is_not_shown_of_what_a_fault_says(tmp_path: Pa
     assert "401 for" in text and "of us" in text and "argv: train.py --api-key" in text
     assert secret not in text and "k3y" not in text and "me:pass" not in text
     assert secret not in command.as_markdown(run_dir)
+    draw(run_dir, tmp_path / "campaign.svg")
+    picture = (tmp_path / "campaign.svg").read_text()
+    assert "401 for" in picture and secret not in picture
 
 
 @pytest.mark.parametrize(

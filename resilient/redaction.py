@@ -1,4 +1,4 @@
-"""What does not go into a page that may be sent to somebody: values that are secret by what they are called or look like. Pure."""
+"""What a page or picture that may be sent to somebody leaves out: what is secret by what it is called or looks like. Pure."""
 
 import re
 from collections.abc import Mapping
