@@ -1,8 +1,8 @@
 """Messages between processes."""
 
-import zlib
 from typing import Any
 
+import zstandard
 from decoder import Decoder
 from samples import encoded, samples
 
@@ -40,7 +40,7 @@ def messages() -> list[Decoder]:
         return [candidates.pack(samples(candidates.Candidate, of_each=number)) for number in (1, 3)]
 
     def packed(data: bytes) -> bytes:
-        return zlib.compress(data)
+        return zstandard.ZstdCompressor().compress(data)
 
     keys = {handshake.DRIVER_AGENT: "a" * 64}
     client = handshake.Client(keys[handshake.DRIVER_AGENT], handshake.DRIVER_AGENT, "node 1, agent 1", "10.0.0.1 17")
@@ -56,7 +56,7 @@ def messages() -> list[Decoder]:
         Decoder("candidates", packed_candidates, candidates.unpack, (ValueError,)),
         Decoder(
             "candidates, packed anew",
-            lambda: [zlib.decompress(each) for each in packed_candidates()],
+            lambda: [zstandard.ZstdDecompressor().decompress(each) for each in packed_candidates()],
             lambda data: candidates.unpack(packed(data)),
             (ValueError,),
         ),
