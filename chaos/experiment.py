@@ -173,7 +173,7 @@ class Experiment(Section):
     faults: list[Scheduled] = Field([], description="one after the other")
     random: Mix | None = Field(None, description="faults at random, after those of `faults`")
     limits: Limits = Field(Limits(), description="the blast radius")
-    twin: bool = Field(True, description="run the campaign without faults too, and compare losses and weights")
+    reference: bool = Field(True, description="run the campaign without faults too, and compare losses and weights")
     tolerance: float = Field(0.0, ge=0, description="of losses, relative, from the first fault on that is not exact")
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ from resilient.config.document import NotADocument
 from resilient.config.errors import Problem
 from resilient.decided import decided
 
-REFERENCE, CONFIG, OUTPUT = "twin", "config.yaml", "output"
+REFERENCE, CONFIG, OUTPUT = "reference", "config.yaml", "output"
 
 
 def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, changes: Mapping[str, Any] | None = None) -> Config:

@@ -100,7 +100,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         site = _site(experiment, config, cleanup, display)
         made = _planned(experiment, seed, config, site, display)
         terms = _terms(experiment, own=True)
-        if experiment.twin and reference is None and terms.to_target:
+        if experiment.reference and reference is None and terms.to_target:
             reference = _reference(experiment, file, directory, site, cleanup, display)
         campaign = Campaign(config, directory, site, cleanup.campaign())
         many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
@@ -111,7 +111,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         wall_s = time.monotonic() - began
         display.note(outcome.why)
         _end(campaign, cleanup)
-        if experiment.twin and not terms.to_target and outcome.finished:
+        if experiment.reference and not terms.to_target and outcome.finished:
             changes = None if outcome.target is None else shortened(config, outcome.target)
             reference = _reference(experiment, file, directory, site, cleanup, display, changes)
         display.note("gathering what is there for the verdict")

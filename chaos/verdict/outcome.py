@@ -13,7 +13,7 @@ from chaos.verdict.record import Injection
 OF_EACH = {
     "injected": "every fault was really injected",
     "recovered": "the run went on after each",
-    "told": "each was reported as what it was",
+    "reported": "each was reported as what it was",
     "culprit": "the right rank or node was blamed",
     "action": "what was done about it is what the ladder says, and no more",
     "lost steps": "no more was computed again than what followed the newest snapshot",
@@ -81,9 +81,9 @@ def outcome(seen: Observation, injection: Injection, matches: Matches) -> Outcom
         still = ", ".join(f"{each.kind} ({each.id})" for each in not_over)
         wrong["recovered"] = f"{still} was not recovered from" if still else "no step beyond it was computed"
     if misread:
-        wrong["told"] = f"reported as {', '.join(_kinds(misread))} instead of {_or(expected.kinds)}"
+        wrong["reported"] = f"reported as {', '.join(_kinds(misread))} instead of {_or(expected.kinds)}"
     elif expected.kinds and not mine and not expected.may_pass and not covered_by:
-        wrong["told"] = f"nobody reported it; expected {_or(expected.kinds)}"
+        wrong["reported"] = f"nobody reported it; expected {_or(expected.kinds)}"
     culprit: Literal["right", "wrong", "not asked"] = "not asked"
     if expected.culprit and mine:
         culprit = "right" if all(each.names(injection.target) for each in mine) else "wrong"

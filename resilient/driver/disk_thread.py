@@ -13,8 +13,8 @@ from pathlib import Path
 
 from checkpoint.framing import Message
 from resilient import spill
-from resilient.driver.keeper import Keeper
 from resilient.driver.lease import RENEW_S, SURE_S, RunLease
+from resilient.driver.past_writer import PastWriter
 from resilient.driver.rundir import RunDirFiles
 from resilient.driver.tensorboard import ScalarFile
 from resilient.protocol.disk import (
@@ -55,7 +55,7 @@ class DiskThread:
         self._lease = RunLease.adopted(run_dir, settings.token, settings.lock_fd, pid)
         self._scalars = ScalarFile(run_dir, scalars.queue_size, scalars.interval) if scalars is not None else None
         self._files = RunDirFiles(run_dir, self._scalars, settings.lock_fd)
-        self._keeper = Keeper(run_dir)
+        self._past_writer = PastWriter(run_dir)
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
         self._put = 0  # items so far
@@ -132,7 +132,7 @@ class DiskThread:
         self._files.write(batch)
         if number:
             self._send(Written(number=number))
-            self._keeper.written()
+            self._past_writer.written()
         if self._lease.unseen_s >= RENEW_S and not self._renew():
             return False
         if self._failed is not None:
@@ -202,7 +202,7 @@ class DiskThread:
         self._files.close()
         if self._scalars is not None:
             self._scalars.finish(SCALARS_PATIENCE_S)
-        self._keeper.finish(KEEP_PATIENCE_S)
+        self._past_writer.finish(KEEP_PATIENCE_S)
         with contextlib.suppress(OSError):
             self._lease.close()
         return Answer(call=call.call)

@@ -47,7 +47,7 @@ def test_an_experiment_says_what_came_of_each_fault_also_of_a_killed_driver_and_
     expected = [("driver_kill", True), ("worker_raise", True), ("worker_kill", True)]
     assert [(each["fault"], bool(each["recovered"])) for each in told["injections"]] == expected
     assert not chaos.all_of_it()
-    reference = (chaos.out / "twin" / "run" / "metrics.jsonl").read_text()
+    reference = (chaos.out / "reference" / "run" / "metrics.jsonl").read_text()
     assert json.loads(reference.splitlines()[-1])["step"] == told["steps"]
     ledger = (chaos.out / "run" / "events.jsonl").read_text()
     assert ledger.count('"run_started"') == 3  # begun, after the kill, and to the end when its last step was given
@@ -57,7 +57,7 @@ def test_an_experiment_says_what_came_of_each_fault_also_of_a_killed_driver_and_
 def test_a_campaign_that_gives_up_makes_a_bad_verdict(chaos: Chaos):
     config = {**CAMPAIGN, "resilience": {"max_restarts_per_hour": 0}}
     faults = [{"fault": "worker_kill", "at": {"step": 20}}, {"fault": "worker_kill", "at": {"step": 30}}]
-    assert chaos.run({"campaign": {"config": config}, "faults": faults, "twin": False}) == 1, chaos.said()
+    assert chaos.run({"campaign": {"config": config}, "faults": faults, "reference": False}) == 1, chaos.said()
     told = chaos.verdict()
     assert not told["ok"]
     assert {"reached", "recovered", "action", "injected"} <= set(told["broken"])
@@ -112,7 +112,7 @@ HELD = {"fault": "worker_stop", "with": {"seconds": 60}}  # a rank is stopped un
 
 @pytest.mark.soak
 def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
-    chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "twin": False})
+    chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "reference": False})
     assert chaos.process is not None
     _wait_for_an_injector(chaos)
     chaos.process.send_signal(signal.SIGTERM)
@@ -127,7 +127,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
     for number in range(rounds):
         chance = random.Random(number)
         chaos.out = chaos.directory / f"out{number}"
-        chaos.start({**endless, "twin": False})
+        chaos.start({**endless, "reference": False})
         assert chaos.process is not None
         if number % 2:
             _wait_for_an_injector(chaos)

@@ -216,7 +216,7 @@ def test_snapshot_daemon_agent_node_and_driver_go_one_after_the_other_and_no_bit
     run = training(cluster=cluster, checkpoint=never_durable, resilience={"rejoin_s": 100}, **ALLOWED).start()
     wait_for((run.run_dir / "storage.json").exists, "the run directory")
     with (
-        injector(run, "keeper_kill", node=0, step=3) as daemon,
+        injector(run, "daemon_kill", node=0, step=3) as daemon,
         injector(run, "agent_kill", node=1, step=8) as agent,
         injector(run, "node_crash", node=0, step=20) as node,
         injector(run, "driver_kill", step=30) as driver,

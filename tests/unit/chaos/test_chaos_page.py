@@ -137,7 +137,7 @@ def outcomes() -> list[Outcome]:
                 "not asked", ("restart_workers", "replace_node"), ("restart_workers",)),
         Outcome("f2", "worker_kill", rank, 2.0, True, ("b",), ("exit",), 0.02, 0.85, 1, "right", ("restart_workers",)),
         Outcome("f3", "hang_data", rank, 3.0, True, (), (), None, None, None, "wrong", (),
-                wrong={"false alarms": "x", "told": "y"}),
+                wrong={"false alarms": "x", "reported": "y"}),
     ]  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_the_table_of_a_verdict_breaks_no_word_however_narrow_the_terminal(width
     report.show(replace(judge(usual()), outcomes=outcomes()), Console(file=out, width=width))
     table, _, _ = out.getvalue().partition("losses:")
     shown = {word for line in table.splitlines() for word in line.split()}
-    whole = "fault target reported as culprit action detected down lost rank 3 n1 exit not asked right 12 s told ok"
+    whole = "fault target reported as culprit action detected down lost rank 3 n1 exit not asked right 12 s ok"
     assert set(whole.split()) <= shown
     for name in ("coordinator_unreachable", "worker_kill", "collective_timeout,"):
         assert name in shown or set(name.replace("_", "_ ").split()) <= shown

@@ -5,7 +5,7 @@ from chaos.injectors.context import InjectionContext
 from chaos.primitives.processes import end
 
 
-class KeeperKill(Outside):
+class DaemonKill(Outside):
     """The snapshot daemon of a node is killed (SIGKILL); the next one finds what it held, and training goes on meanwhile."""
 
     aim = Aim.NODE

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from resilient import ledger
-from resilient.driver.keeper import Keeper
 from resilient.driver.lease import LOCK
+from resilient.driver.past_writer import PastWriter
 from resilient.past.record import FILE, Reader
 
 PATIENCE_S = 120.0
@@ -43,35 +43,35 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_what_was_written_is_kept_at_once_and_at_the_end(run_dir: Path):
-    keeper = Keeper(run_dir, every_s=3600.0)
+    writer = PastWriter(run_dir, every_s=3600.0)
     step(run_dir, 1)
-    keeper.written()
+    writer.written()
     wait_for((run_dir / FILE).exists)
     for number in range(2, 50):
         step(run_dir, number)
-        keeper.written()
-    keeper.finish(PATIENCE_S)
+        writer.written()
+    writer.finish(PATIENCE_S)
     assert kept_bytes(run_dir) == (run_dir / ledger.METRICS).stat().st_size
     assert not list(run_dir.glob(f"{FILE}.*"))
 
 
 def test_a_file_that_cannot_be_written_is_written_later(run_dir: Path):
     (run_dir / FILE).mkdir()
-    keeper = Keeper(run_dir, every_s=0.02)
+    writer = PastWriter(run_dir, every_s=0.02)
     step(run_dir, 1)
-    keeper.written()
+    writer.written()
     (run_dir / FILE).rmdir()
     step(run_dir, 2)
-    keeper.written()
+    writer.written()
     wait_for((run_dir / FILE).is_file)
-    keeper.finish(PATIENCE_S)
+    writer.finish(PATIENCE_S)
     assert kept_bytes(run_dir) == (run_dir / ledger.METRICS).stat().st_size
 
 
 def test_nothing_is_written_where_the_run_directory_is_not(run_dir: Path):
     (run_dir / LOCK).unlink()  # as at the place where a file system was mounted
     step(run_dir, 1)
-    keeper = Keeper(run_dir, every_s=0.02)
-    keeper.written()
-    keeper.finish(PATIENCE_S)
+    writer = PastWriter(run_dir, every_s=0.02)
+    writer.written()
+    writer.finish(PATIENCE_S)
     assert not list(run_dir.glob(f"{FILE}*"))

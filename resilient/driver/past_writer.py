@@ -1,4 +1,4 @@
-"""Keeps the past of the campaign (`resilient.past`) while a job writes its ledger: in a thread of the disk process.
+"""Writes the past of the campaign (`resilient.past`) while a job writes its ledger: in a thread of the disk process.
 
 The thread alone may stand still because the run directory does, and nobody waits for it but for a moment at the end. What it cannot
 write it tries again later: the file only saves others time, so that trouble with it is none of the job's.
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 KEEP_S = 30.0  # between two times that the file is written
 
 
-class Keeper:
+class PastWriter:
     """Args: every_s: at most so often."""
 
     def __init__(self, run_dir: Path, every_s: float = KEEP_S) -> None:
