@@ -236,6 +236,10 @@ class Membership:
         """Whether a node was left and not taken back."""
         return index in self._left
 
+    def left(self) -> frozenset[int]:
+        """The nodes that were left and not taken back."""
+        return frozenset(self._left)
+
     def can_leave(self, leaving: Collection[int]) -> bool:
         """Whether the others can go on at once without these."""
         rest = self._there().difference(leaving)

@@ -147,6 +147,7 @@ class Response:
             beginning=self._core.snapshots.beginning,
             replace_stragglers=self._core.job.replace_stragglers,
             dispensable=fault.kind == "node_lost" and self._core.membership.can_leave(fault.nodes),
+            left=self._core.membership.left(),
         )
 
     def _stand_in(self, nodes: Collection[int], when: Moment) -> str:

@@ -83,6 +83,7 @@ class Situation:
         beginning: so can the start of the run.
         replace_stragglers: the node of a straggler is replaced, once; else it is only told.
         dispensable: the others can go on at once without the nodes of the fault.
+        left: nodes without which the others go on: that they were lost counts no more.
     """
 
     fault: Fault
@@ -98,6 +99,7 @@ class Situation:
     beginning: bool = False
     replace_stragglers: bool = False
     dispensable: bool = False
+    left: frozenset[int] = frozenset()
 
     @cached_property
     def stretch(self) -> list[Fault]:
@@ -118,6 +120,8 @@ class Situation:
 
     def _counts(self, fault: Fault) -> bool:
         """Whether an earlier fault counts against this one: what was waited for does only once the patience is over."""
+        if fault.kind == "node_lost" and fault.nodes and self.left.issuperset(fault.nodes):
+            return False
         return fault.files is None or self.fault.files is not None
 
     @property

@@ -67,6 +67,12 @@ def flapping(times: int, *, dispensable: bool = True, others: tuple[int, ...] = 
     return replace(situation(fault, sorted(earlier, key=lambda each: each[0])), dispensable=dispensable)
 
 
+def after_losses(left: frozenset[int]) -> Situation:
+    """A rank of node 1 fails after node 0 was lost seven times. Args: left: nodes without which the others go on."""
+    fault = replace(FAULT, nodes=(1,), step=99, generation=99)
+    return replace(flapping(7), fault=fault, left=left)
+
+
 ROWS = [
     (situation(replace(lost, cause="node 7", generation=5), together), "replace_node"),
     (situation(replace(lost, cause="node 7", generation=5), [*ways("a", "b", "c", "d"), *together]), "replace_node"),
@@ -108,6 +114,9 @@ ROWS = [
         "replace_node",
     ),
     (flapping(7, since_s=3590.0), "replace_node"),
+    (after_losses(frozenset()), "give_up"),
+    (after_losses(frozenset({1})), "give_up"),
+    (after_losses(frozenset({0, 1})), "restart_workers"),
     (situation(lost), "replace_node"),
     (situation(lost, [(NOW - 50, lost), (NOW - 20, lost)]), "give_up"),
     (situation(replace(FAULT, kind="exception", cause="ValueError")), "restart_workers"),
