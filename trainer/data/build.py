@@ -86,6 +86,7 @@ def build(
     """
     if prefix.name in ("", ".."):
         raise DataError(f"{prefix} is a directory, and a prefix has the name of the dataset, too, as {prefix / 'corpus'}")
+    prefix = prefix.absolute()
     made_of, *earlier = _made_of(source, vocabulary, append_eod)
     try:
         _must_spare_inputs(prefix, [*source.paths, *filter(None, (vocabulary.vocab_file, vocabulary.merges_file))])

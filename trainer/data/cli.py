@@ -69,7 +69,7 @@ def build(
         with _shown() as progress:
             made = build_dataset(
                 Files(inputs, json_key),
-                output.absolute(),
+                output,
                 Vocabulary(vocab_size, vocab_file, merges_file),
                 workers=workers or len(os.sched_getaffinity(0)),
                 progress=progress,

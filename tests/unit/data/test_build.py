@@ -262,10 +262,11 @@ def test_an_input_is_never_written_over(tmp_path: Path, name: str) -> None:
         assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("prefix", ["/", "{}/..", "{}/d/.."])
-def test_a_directory_alone_is_no_prefix(tmp_path: Path, words: Path, prefix: str) -> None:
+@pytest.mark.parametrize("prefix", ["/", "{}/..", "{}/d/..", ".", "..", "./"])
+def test_a_directory_alone_is_no_prefix(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    monkeypatch.chdir(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(DataError, match=r"is a directory, and a prefix has the name of the dataset, too, as .*/corpus$"):
+    with pytest.raises(DataError, match=r"is a directory, and a prefix has the name of the dataset, too, as .*corpus$"):
         build(Files([words]), Path(prefix.format(tmp_path)), SMALL, workers=1)
     assert contents(tmp_path) == before
 
