@@ -7,8 +7,10 @@ known. The parsers are pure.
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import psutil
 from resilient.health.report import size
 
 ASK_S = 5.0  # of one tool
+KILL_S = 1.0
 SITE = ("SCRATCH", "PROJECT")  # variables by which sites say where data belongs
 _SCALE = "/usr/lpp/mmfs/bin"  # where its tools are, which are not always on the PATH
 _LFS_TITLE = re.compile(r"^Disk quotas for (\w+) (\S+)", re.MULTILINE)
@@ -148,13 +151,30 @@ def _ask(name: str, *arguments: str) -> str:
     tool = _tool(name)
     if tool is None:
         return ""
-    try:
-        completed = subprocess.run(
-            [tool, *arguments], env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, timeout=ASK_S, check=False
-        )
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return ""
-    return completed.stdout if completed.returncode == 0 else ""
+    # Into a file, and as a group: what a site's wrapper has started may hold a pipe open, and hang when the wrapper is gone.
+    with os.fdopen(os.memfd_create(name), "w+b") as output:
+        try:
+            process = subprocess.Popen(
+                [tool, *arguments],
+                env={**os.environ, "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+        except (OSError, ValueError):
+            return ""
+        try:
+            if process.wait(ASK_S) != 0:
+                return ""
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left there
+                process.wait(KILL_S)
+            return ""
+        output.seek(0)
+        return output.read().decode(errors="replace")
 
 
 def _left_scale(row: Mapping[str, str], what: str, unit: int) -> int | None:

@@ -1,8 +1,10 @@
 """Quotas: what the tools of file systems print, and programs in their place that print it."""
 
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from resilient.health.disk import DiskState, TierSpec, inspect, judge
@@ -128,6 +130,21 @@ def test_a_tool_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "lfs").write_text(f"#!{sys.executable} -S\nimport signal\nsignal.pause()\n")
     (tmp_path / "lfs").chmod(0o755)
     assert quotas(tmp_path) == []
+
+
+def test_a_tool_that_a_wrapper_has_started_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its wrapper's end is not its own: it holds what it writes to."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr("resilient.health.quota.ASK_S", 1.0)
+    started = tmp_path / "started"
+    (programs / "lfs").write_text(f"#!/bin/sh\nsleep 600 &\necho $! >> {started}\nwait\n")
+    (programs / "lfs").chmod(0o755)
+    assert quotas(tmp_path) == []
+    for pid in map(int, started.read_text().split()):
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
 
 
 NEEDS = TierSpec("t", Path("/t"), needed_bytes=10 * GIB, needed_files=100)
