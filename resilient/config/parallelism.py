@@ -212,9 +212,11 @@ def near(value: int, works: Works, *, step: int = 1) -> str:
 
 def _virtual(config: Config) -> int:
     parallel = config.parallel
+    if parallel.pp == 1:  # there is no schedule
+        return 1
     if parallel.virtual_stages != "auto":
         return parallel.virtual_stages
-    return 2 if parallel.schedule == "interleaved_1f1b" and parallel.pp > 1 else 1
+    return 2 if parallel.schedule == "interleaved_1f1b" else 1
 
 
 def _replicas(config: Config, dp: int) -> int:
@@ -326,7 +328,8 @@ def _model(config: Config) -> Iterator[Problem]:
     elif parallel.pp_layers != "auto":
         given = parallel.pp_layers
         if len(given) != stages:
-            yield Problem("parallel.pp_layers", given, f"names {len(given)} stages; pp × virtual_stages are {stages}")
+            there = f"pp × virtual_stages are {stages}" if pp > 1 else "without a pipeline there is 1"
+            yield Problem("parallel.pp_layers", given, f"names {len(given)} stages; {there}")
         elif sum(given) != model.layers:
             yield Problem("parallel.pp_layers", given, f"sums to {sum(given)}, and model.layers is {model.layers}")
     if parallel.schedule in ("gpipe", "1f1b") and _virtual(config) > 1:

@@ -31,7 +31,7 @@ class Parallel(Section):
         False, description="with tp: ranks exchange parts of the sequence in a ring while layers multiply the parts that are there"
     )
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field("1f1b", description="of the pipeline")
-    virtual_stages: Count | Auto = Field("auto", description="stages per rank; auto: 2 for interleaved_1f1b, else 1")
+    virtual_stages: Count | Auto = Field("auto", description="stages per rank, 1 where pp is; auto: 2 for interleaved_1f1b, else 1")
     pp_layers: list[Count] | Auto = Field("auto", description="layers of each stage; auto: as even as can be, the first ones more")
     zero_stage: Literal[1, 2, 3] = Field(
         1, description="1: shard optimizer state; 2: gradients too, between micro batches; 3: parameters too"
