@@ -182,7 +182,7 @@ def plan(
     if (results or rate) and not suggest:
         raise typer.BadParameter("goes with --suggest", param_hint="--results" if results else "--rate")
     given = overrides or []
-    loaded, decisions = decided(load(config, given))
+    loaded = load(config, given)
     if problems := missing(loaded):
         raise attribute(ConfigError(problems), config, given)
     try:
@@ -191,6 +191,7 @@ def plan(
 
             order(loaded, results, rate or [])
             return
+        loaded, decisions = decided(loaded)
         show(loaded, machine_layout(loaded), from_site(config, given), decisions, notes(config, given))
     except ConfigError as error:
         raise attribute(error, config, given) from None

@@ -8,12 +8,14 @@ from rich.table import Table
 
 from resilient.bench import results
 from resilient.campaign import machine_layout
-from resilient.config import Config
+from resilient.config import Config, Layout
+from resilient.decided import decided
 from resilient.exits import Exit, ForeseenError
 from resilient.health.report import size
 from resilient.steptime.asking import asked, crowding
 from resilient.steptime.candidates import Candidate, ordered
 from resilient.steptime.rates import STATED, Rates, Sample, fitted
+from resilient.steptime.work import RankWork
 
 WIDTH = 110  # of the table, which a narrow terminal wraps: nothing is cut off
 
@@ -28,6 +30,7 @@ def suggest(config: Config, results_file: Path | None, stated: Sequence[str]) ->
     """Print the layouts.
 
     Args:
+        config: with what it leaves open, which is decided for each layout by itself.
         results_file: of a bench, or the directory that it is in.
         stated: `NAME=VALUE`, which win over what a bench has found.
 
@@ -37,13 +40,18 @@ def suggest(config: Config, results_file: Path | None, stated: Sequence[str]) ->
     """
     samples = [] if results_file is None else _samples(results_file)
     rates = _rates(samples, _stated(stated))
-    if not asked(config, machine_layout(config)):
+    if not _work(config, machine_layout(config)):
         raise NoRates(f"the module of {config.entrypoint} has no function rank_work, so that its layouts cannot be told apart")
-    found = ordered(config, machine_layout, asked, crowding, rates)
+    found = ordered(config, machine_layout, _work, crowding, rates)
     console = Console(highlight=False, markup=False, emoji=False)
     Console(highlight=False, width=max(console.width, WIDTH)).print(_table(found))
     sources = [f"fitted to {len(samples)} rows of {results_file}"] * bool(samples) + ["stated"] * bool(stated)
     console.print(f"rates, {' and '.join(sources)}: {described(rates)}", soft_wrap=True)
+
+
+def _work(config: Config, layout: Layout) -> Sequence[RankWork]:
+    """What its ranks would do."""
+    return asked(decided(config)[0], layout)
 
 
 def _samples(file: Path) -> list[Sample]:

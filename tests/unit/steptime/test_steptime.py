@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from resilient import compiling
 from resilient.bench import results
 from resilient.bench.rows import Row, Spread
 from resilient.cli import app
@@ -150,3 +151,22 @@ def test_plan_orders_layouts_by_stated_rates_and_says_what_it_needs(tmp_path: Pa
     assert "'flops' is no rate" in suggest("--suggest", "--rate", "flops_per_s=1", "--rate", "flops=1")
     assert "must be NAME=NUMBER" in suggest("--suggest", "--rate", "flops_per_s=fast")
     assert "goes with --suggest" in suggest("--results", str(tmp_path))
+
+
+def test_on_gpus_each_layout_is_predicted_as_it_would_run_compiled_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setattr(compiling, "_builds", lambda: True)
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+
+    def table(*words: str) -> str:
+        said = CliRunner().invoke(
+            app, ["plan", str(config), "--suggest", "--rate", "flops_per_s=1e11", *words, "cluster.device=auto"]
+        )
+        assert said.exit_code == 0, said.output
+        return said.output
+
+    assert {sizes[0] for sizes in first_columns(table())} == {1, 2, 4}, "tensor-parallel ones, which are not compiled"
+    rates = ("--rate", "operation_s=1e-5")
+    assert table(*rates) == table(*rates, "parallel.tp=2"), "whatever the layout of the config is"
+    assert {sizes[0] for sizes in first_columns(table("train.compile=true"))} == {1}, "as the config says"
