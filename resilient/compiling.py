@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilient.campaign import gpu_count
-from resilient.config import Config, document
-from resilient.config.parallelism import against_compiling
+from resilient.config import Config, against_compiling, document
 
 COMPILERS = ("gcc", "clang", "cc")
 

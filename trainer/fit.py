@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from checkpoint.rounds import STAGE_BYTES
-from resilient.worker import Config, ConfigError, Layout, reduces_every, settle
+from resilient.worker import Config, ConfigError, Layout, against_compiling, reduces_every, settle
 from trainer.memory import most, warming_bytes
 from trainer.shape import GPTShape
 
@@ -130,8 +130,12 @@ def _changes(config: Config) -> Iterator[Change]:
         yield {"parallel.zero_stage": stage}
     if parallel.dp_replicate not in ("auto", 1):
         yield {"parallel.dp_shard": "auto", "parallel.dp_replicate": 1}
-    yield {"parallel.tp": parallel.tp * 2, "parallel.dp": "auto"}
-    yield {"parallel.pp": parallel.pp * 2, "parallel.dp": "auto", "parallel.pp_layers": "auto"}
+    for change in (
+        {"parallel.tp": parallel.tp * 2, "parallel.dp": "auto"},
+        {"parallel.pp": parallel.pp * 2, "parallel.dp": "auto", "parallel.pp_layers": "auto"},
+    ):
+        refused = train.compile is True and against_compiling(changed(config, change)) is not None
+        yield {**change, "train.compile": "auto"} if refused else change
 
 
 def _fits(config: Config, shape: GPTShape, world_size: int, gpu_bytes: int) -> bool:

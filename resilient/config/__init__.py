@@ -6,6 +6,7 @@ from resilient.config.dealing import Dealing
 from resilient.config.errors import ConfigError, Problem
 from resilient.config.parallelism import (
     Layout,
+    against_compiling,
     dealing,
     layout,
     layouts,
@@ -24,6 +25,7 @@ __all__ = [
     "Dealing",
     "Layout",
     "Problem",
+    "against_compiling",
     "attribute",
     "dealing",
     "dump",

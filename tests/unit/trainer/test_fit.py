@@ -86,6 +86,23 @@ def test_each_change_that_is_named_makes_it_fit_and_none_is_named_that_is_needle
         assert row("GPU", "cluster.gpu_memory_gib=24", "train.micro_batch_size=4", *change).startswith("fits: "), change
 
 
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        (["cluster.gpu_memory_gib=24", "train.micro_batch_size=4"], ["parallel.tp=2", "parallel.dp=auto", "train.compile=auto"]),
+        (
+            ["cluster.gpu_memory_gib=36", "model.seq_len=128", "parallel.pp=1", "parallel.dp=160", "parallel.schedule=zero_bubble"],
+            ["parallel.pp=2", "parallel.dp=auto", "parallel.pp_layers=auto", "train.compile=auto"],
+        ),
+    ],
+)
+def test_a_layout_that_cannot_be_compiled_is_named_for_compiled_layers_and_compiling_with_it(words: list[str], change: list[str]):
+    given = ["train.compile=true", *words]
+    shown = row("GPU", *given)
+    assert " ".join(change) in shown.partition("it fits with ")[2].split(", or with "), shown
+    assert row("GPU", *given, *change).startswith("fits: ")
+
+
 def test_where_nothing_helps_that_is_said():
     assert "no change of the layout that is known makes it fit" in row("GPU", "cluster.gpu_memory_gib=2")
 
