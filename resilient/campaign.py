@@ -8,7 +8,7 @@ from pathlib import Path
 
 from checkpoint import tls
 from resilient import network, visible_gpus
-from resilient.config import Config, ConfigError, Layout, Problem, layout, with_fewer_replicas
+from resilient.config import Config, ConfigError, Layout, Problem, layout, with_fewer_replicas, with_shards
 from resilient.exits import EnvironmentUnusable
 from resilient.placement.applied import of_this_node
 from resilient.placement.binding import Binding, Share
@@ -63,6 +63,9 @@ def fitted(config: Config, allocation: Allocation | None) -> Config:
         return _with_nodes(config, 1, cluster.spares) if cluster.nodes == "auto" else config
     there = len(allocation.hosts)
     nodes = max(there - cluster.spares, cluster.min_nodes) if cluster.nodes == "auto" else cluster.nodes
+    if allocation.gone and cluster.nodes != "auto":
+        with contextlib.suppress(ConfigError):  # of all nodes; those that are left shard the state as these did
+            config = with_shards(config, machine_layout(config, allocation))
     for fewer in range(min(there, nodes), cluster.min_nodes - 1, -1) if allocation.gone else ():
         smaller = _with_nodes(config, fewer, min(cluster.spares, there - fewer))
         with contextlib.suppress(ConfigError):

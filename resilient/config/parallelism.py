@@ -93,7 +93,7 @@ def layout(config: Config, *, cpu_count: int, gpu_count: int, apart: bool = Fals
 def layouts(config: Config, largest: Layout) -> dict[int, Layout]:
     """The layouts that the run can go on with, by number of nodes: tp × cp × pp stays, and so does the global batch."""
     found = {largest.nodes: largest}
-    fewer = with_fewer_replicas(config)
+    fewer = with_fewer_replicas(with_shards(config, largest))
     for nodes in range(config.cluster.min_nodes, largest.nodes):
         with suppress(ConfigError):
             found[nodes] = _settle(fewer, nodes, largest.procs_per_node, largest.threads_per_proc)
@@ -105,7 +105,7 @@ def layouts_by_ranks(config: Config, largest: Layout) -> dict[int, Layout]:
     (`cluster.min_procs_per_node`) those of any other number."""
     found = {each.world_size: each for each in layouts(config, largest).values()}
     least = config.cluster.min_procs_per_node or largest.procs_per_node
-    fewer, one = with_fewer_replicas(config), _model_ranks(config)
+    fewer, one = with_fewer_replicas(with_shards(config, largest)), _model_ranks(config)
     if least < largest.procs_per_node:
         for ranks in range(one, largest.world_size, one):
             if ranks not in found and ranks >= least * config.cluster.min_nodes:

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from resilient.cli import app
-from resilient.config import Config, Layout, layout, layouts, settle, with_fewer_replicas, with_shards
+from resilient.config import Config, Layout, layout, layouts, layouts_by_ranks, settle, with_fewer_replicas, with_shards
 
 
 def made(nodes: int, *, procs: int = 1, **parallel: object) -> tuple[Config, Layout]:
@@ -71,6 +71,15 @@ def test_with_fewer_nodes_groups_are_dropped_and_none_is_sharded_anew_where_that
     assert shares(config, found) == {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (1, 5), 6: (3, 2)}
 
 
+def test_the_layout_of_all_nodes_says_how_many_shard_the_state_where_the_config_leaves_ranks_to_the_machine():
+    parts: dict[str, dict[str, object]] = {"parallel": {"dp_replicate": 3}, "train": {"global_batch_size": 32}}
+    config = Config.model_validate({"cluster": {"nodes": 6, "min_procs_per_node": 1}, **parts})
+    found = layout(config, cpu_count=6, gpu_count=12)
+    assert (found.procs_per_node, found.dp_replicate, found.dp_shard) == (2, 3, 4)
+    assert shares(config, found) == {1: (1, 2), 2: (1, 4), 3: (1, 6), 4: (2, 4), 5: (1, 10), 6: (3, 4)}
+    assert layouts_by_ranks(config, found)[8].dp_replicate == 2
+
+
 def test_a_group_of_several_nodes_with_tensor_parallelism_is_dropped_as_a_whole():
     config, found = made(4, procs=2, tp=2, dp_replicate=2)
     assert shares(config, found)[2] == (1, 2)
@@ -104,3 +113,11 @@ def test_the_plan_says_who_holds_the_same(tmp_path: Path):
     assert found.exit_code == 0, found.output
     assert "dp 4 = 2 that shard the state × 2 that hold the same, on 2 nodes" in found.output
     assert "the same on 2 nodes, so that no other copies are made" in found.output
+
+
+def test_the_plan_says_which_groups_are_left_where_the_config_leaves_ranks_to_the_machine(tmp_path: Path):
+    text = "cluster: {nodes: 6, device: cpu}\nparallel: {dp_replicate: 3}\ntrain: {global_batch_size: 32}\n"
+    (tmp_path / "config.yaml").write_text(f"run_dir: {tmp_path}/run\ndata: {{path: none}}\nmodel: {{vocab_size: 64}}\n{text}")
+    found = CliRunner().invoke(app, ["plan", str(tmp_path / "config.yaml")], env={"COLUMNS": "400"})
+    assert found.exit_code == 0, found.output
+    assert "dp 4 = 2 × 2" in found.output

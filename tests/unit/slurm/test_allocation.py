@@ -143,6 +143,19 @@ def test_the_replicas_that_are_asked_for_are_those_of_all_nodes():
     assert machine_layout(fitted(wanted, left), left).dp == 3
 
 
+@pytest.mark.parametrize(
+    "parallel", [{"dp_replicate": 4}, {"dp": 16, "dp_replicate": 4}, {"dp_shard": 4, "dp_replicate": "auto"}], ids=str
+)
+def test_a_job_that_has_lost_a_node_shards_its_state_as_before_also_where_its_gpus_are_counted(monkeypatch, parallel):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    left = Allocation.of(ENVIRON, "n2").within({"n1", "n2", "n3"})
+    wanted = Config.model_validate({"cluster": {"nodes": 4}, "parallel": parallel, "train": {"global_batch_size": 48}})
+    found = machine_layout(fitted(wanted, left), left)
+    assert (found.world_size, found.dp_replicate, found.dp_shard) == (12, 3, 4)
+    whole = machine_layout(fitted(wanted, Allocation.of(ENVIRON, "n2")), Allocation.of(ENVIRON, "n2"))
+    assert (whole.world_size, whole.dp_replicate, whole.dp_shard) == (16, 4, 4)
+
+
 def test_a_layout_that_does_not_come_out_is_not_made_to_fit_where_nothing_was_lost():
     job = Allocation.of(ENVIRON, "n2")
     wanted = Config.model_validate({"cluster": {"nodes": 3, "spares": 2}, "train": {"global_batch_size": 8, "micro_batch_size": 2}})
