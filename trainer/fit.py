@@ -110,7 +110,10 @@ def changed(config: Config, change: Change) -> Config:
 def cheapest_changes(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int) -> list[Change]:
     """The first ways to make it fit, those first that cost least time; two changes at once only where one is not enough."""
     single = list(_changes(config))
-    pairs = [{**one, **other} for one, other in combinations(single, 2) if not one.keys() & other.keys()]
+    agree = [
+        (one, other) for one, other in combinations(single, 2) if all(one[key] == other[key] for key in one.keys() & other.keys())
+    ]
+    pairs = [{**one, **other} for one, other in agree]
     for candidates in (single, pairs):
         found = [change for change in candidates if _fits(changed(config, change), shape, spread.world_size, gpu_bytes)]
         if found:
@@ -130,10 +133,13 @@ def _changes(config: Config) -> Iterator[Change]:
         yield {"parallel.zero_stage": stage}
     if parallel.dp_replicate not in ("auto", 1):
         yield {"parallel.dp_shard": "auto", "parallel.dp_replicate": 1}
-    for change in (
-        {"parallel.tp": parallel.tp * 2, "parallel.dp": "auto"},
-        {"parallel.pp": parallel.pp * 2, "parallel.dp": "auto", "parallel.pp_layers": "auto"},
-    ):
+    bound = "auto" not in (parallel.dp_shard, parallel.dp_replicate)  # dp is, by the two of them
+    replicas: Change = {"parallel.dp": "auto", **({"parallel.dp_shard": "auto"} if bound else {})}
+    layouts: tuple[Change, ...] = (
+        {"parallel.tp": parallel.tp * 2, **replicas},
+        {"parallel.pp": parallel.pp * 2, **replicas, "parallel.pp_layers": "auto"},
+    )
+    for change in layouts:
         refused = train.compile is True and against_compiling(changed(config, change)) is not None
         yield {**change, "train.compile": "auto"} if refused else change
 

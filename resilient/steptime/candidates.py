@@ -40,9 +40,11 @@ class Candidate:
 def spread_over(config: Config, world_size: int) -> Iterator[Config]:
     """The config with each product of tp, cp and pp that divides the ranks; what of the rest forbids it is not asked."""
     divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
+    bound = "auto" not in (config.parallel.dp_shard, config.parallel.dp_replicate)  # dp is
+    shard = "auto" if bound else config.parallel.dp_shard
     for tp, cp, pp in product(divisors, repeat=3):
         if world_size % (tp * cp * pp) == 0:
-            sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": "auto", "pp_layers": "auto"}
+            sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": "auto", "dp_shard": shard, "pp_layers": "auto"}
             values = config.model_dump()
             with suppress(ValidationError):
                 yield Config.model_validate({**values, "parallel": {**values["parallel"], **sizes}})

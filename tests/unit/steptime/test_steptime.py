@@ -100,6 +100,19 @@ def test_all_possible_layouts_are_in_the_order_of_their_steps_and_those_that_do_
     assert [each.fits for each in found] == [True] * 5 + [False]
 
 
+def test_groups_that_shard_the_state_are_as_large_as_each_layout_leaves_them():
+    config, _ = made(8, dp_replicate=2, dp_shard=4)
+    found = ordered(
+        config,
+        lambda each: layout(each, cpu_count=8, gpu_count=0),
+        lambda each, _: [RankWork()] * each.parallel.pp,
+        lambda *_: 1.0,
+        Rates({}),
+    )
+    shards = {(each.layout.tp, each.layout.pp): (each.layout.dp_replicate, each.layout.dp_shard) for each in found}
+    assert shards == {(1, 1): (2, 4), (1, 2): (2, 2), (2, 1): (2, 2), (1, 4): (2, 1), (2, 2): (2, 1), (4, 1): (2, 1)}
+
+
 def test_work_is_asked_for_as_many_ranks_as_there_are_where_the_config_leaves_that_open():
     config = Config.model_validate({"model": {"layers": 4, "hidden": 64, "heads": 4, "vocab_size": 64}, "parallel": {"pp": 2}})
     _, four = made(4, pp=2)

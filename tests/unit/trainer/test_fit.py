@@ -103,6 +103,13 @@ def test_a_layout_that_cannot_be_compiled_is_named_for_compiled_layers_and_compi
     assert row("GPU", *given, *change).startswith("fits: ")
 
 
+def test_with_hybrid_sharding_what_helps_leaves_groups_as_large_as_the_ranks_make_them():
+    given = ["cluster.gpu_memory_gib=24", "train.micro_batch_size=4", "parallel.dp_replicate=2", "parallel.dp_shard=40"]
+    change = ["parallel.tp=2", "parallel.dp=auto", "parallel.dp_shard=auto"]
+    assert " ".join(change) in (shown := row("GPU", *given)), shown
+    assert row("GPU", *given, *change).startswith("fits: ")
+
+
 def test_where_nothing_helps_that_is_said():
     assert "no change of the layout that is known makes it fit" in row("GPU", "cluster.gpu_memory_gib=2")
 
