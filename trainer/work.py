@@ -76,16 +76,20 @@ def _passes(config: Config, shape: GPTShape, spread: Layout, stage: Stage) -> Wo
 
 
 def _sharding(config: Config, shape: GPTShape, spread: Layout, stage: Stage) -> tuple[Work, Work]:
-    """Putting the weights of a stage together once, and reducing its gradients once, among the ranks that share them."""
-    size, groups = spread.dp * spread.cp, len(stage.layers) + 1.0
-    operations = Work(operations=GROUP * groups)
-    if size == 1:
-        return operations, operations
+    """Putting the weights of a stage together once, and reducing its gradients once, among the ranks that share them; between those
+    that hold the same, the shards of gradients are summed up."""
+    size, copies, groups = spread.dp_shard * spread.cp, spread.dp_replicate, len(stage.layers) + 1.0
     values = sum(weight.size / (spread.tp if weight.cut is not None else 1) for weight in stage_weights(shape, stage))
-    share = values * (size - 1) / size
-    messages = operations + Work(messages=groups * (size - 1))
-    gathering = messages + _sent(share * _compute_bytes(config), spread, stride=spread.tp, size=size)
-    return gathering, messages + _sent(share * MASTER, spread, stride=spread.tp, size=size)
+    gathering = reducing = Work(operations=GROUP * groups)
+    if size > 1:
+        share, messages = values * (size - 1) / size, Work(messages=groups * (size - 1))
+        gathering += messages + _sent(share * _compute_bytes(config), spread, stride=spread.tp, size=size)
+        reducing += messages + _sent(share * MASTER, spread, stride=spread.tp, size=size)
+    if copies > 1:
+        summed = 2.0 * values / size * (copies - 1) / copies
+        reducing += Work(messages=2.0 * groups * (copies - 1))
+        reducing += _sent(summed * MASTER, spread, stride=spread.tp * size, size=copies)
+    return gathering, reducing
 
 
 def _sent(count: float, spread: Layout, *, stride: int, size: int) -> Work:

@@ -53,6 +53,25 @@ def test_what_crosses_nodes_is_counted_apart():
     assert found.step.near_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("nodes", "procs", "replicate", "near", "far", "messages"),
+    [
+        (2, 2, 2, 1 / 2 * (4 + 4), 2 * 1 / 2 * 1 / 2 * 4, 1 + 1 + 2),  # a group on each node: shards of gradients alone leave it
+        (4, 1, 4, 0, 2 * 3 / 4 * 4, 2 * 3),  # each rank has all of it
+        (1, 4, 2, 1 / 2 * (4 + 4) + 2 * 1 / 2 * 1 / 2 * 4, 0, 1 + 1 + 2),
+    ],
+)
+def test_with_hybrid_sharding_weights_stay_in_their_group_and_shards_of_gradients_are_summed_up_between_groups(
+    nodes: int, procs: int, replicate: int, near: float, far: float, messages: int
+):
+    config = config_of(cluster={"procs_per_node": procs, "nodes": nodes}, parallel={"dp_replicate": replicate})
+    (found,) = counted(config, shape_of(config, 256), layout(config, cpu_count=1, gpu_count=0))
+    values, groups = shape_of(config, 256).parameters, 4 + 1
+    assert found.step.near_bytes == pytest.approx(values * near)
+    assert found.step.far_bytes == pytest.approx(values * far)
+    assert found.step.messages == groups * messages + 2 * 3
+
+
 def test_gradients_that_are_reduced_in_every_pass_are_sent_for_every_micro_batch():
     often = config_of(parallel={"reduce_gradients": "every"})
     seldom = config_of(parallel={"reduce_gradients": "last"})
