@@ -74,7 +74,7 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
     what was found. One that is damaged is told and passed by.
 
     Args:
-        follow: go on with those that come, until the campaign's last step has one.
+        follow: go on with those that come, until that of the campaign's last step, which is evaluated whatever its number is.
 
     Raises:
         Refused: this is no run directory, something cannot be read or written, or a checkpoint was damaged.
@@ -86,8 +86,8 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
     try:
         done = records.steps(options.text)
         while True:
-            over = _is_over(path)  # before the look, so that nothing comes between
-            for step in _due(path, every, done):
+            last = _last(path) if follow else None  # before the look, so that nothing comes between
+            for step in _due(path, every, done, last):
                 done.add(step)
                 chosen = checkpoint.step_path(path, step)
                 try:
@@ -102,7 +102,7 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
                 records.add(record)
                 records.plot(step, _scalars(found))
                 _print(record, found, as_json)
-            if over or not follow:
+            if last is not None or not follow:
                 break
             time.sleep(LOOK_S)
     except OSError as error:
@@ -115,9 +115,10 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
         raise Refused(f"{path} has no checkpoint of a step that is a multiple of {every}", UNUSABLE)
 
 
-def _due(path: Path, every: int, done: set[int]) -> list[int]:
+def _due(path: Path, every: int, done: set[int], last: int | None) -> list[int]:
     root = root_of(path)
-    return [step for step in checkpoint.steps(root) if step % every == 0 and step not in done] if root is not None else []
+    there = checkpoint.steps(root) if root is not None else []
+    return [step for step in there if (step % every == 0 or step == last) and step not in done]
 
 
 def _root(path: Path) -> Path:
@@ -127,17 +128,17 @@ def _root(path: Path) -> Path:
     return root
 
 
-def _is_over(path: Path) -> bool:
-    """Whether the last step that the campaign is to reach has a checkpoint."""
+def _last(path: Path) -> int | None:
+    """The last step that the campaign is to reach, or the one beyond that it has; None: it has no checkpoint yet."""
     root = root_of(path)
     found = checkpoint.steps(root) if root is not None else []
     if root is None or not found:
-        return False
+        return None
     try:
         config = _config(path, checkpoint.step_path(root, found[-1]))
     except (checkpoint.CheckpointError, KeyError, ValidationError):
-        return False  # deleted meanwhile, or damaged: whoever evaluates it says so
-    return found[-1] >= config.train.steps
+        return None  # deleted meanwhile, or damaged: whoever evaluates it says so
+    return found[-1] if found[-1] >= config.train.steps else None
 
 
 def _config(path: Path, newest: Path) -> Config:

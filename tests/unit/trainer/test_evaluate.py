@@ -196,6 +196,15 @@ def test_following_ends_at_the_campaign_s_last_step_although_its_checkpoint_is_d
     assert [record["step"] for record in Records(copy).read()] == [2]
 
 
+def test_following_each_so_many_steps_the_last_step_is_evaluated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "config.yaml").write_text(f"run_dir: {tmp_path}\ntrain: {{steps: 5}}\n")
+    for step in (2, 3, 4, 5):  # each is told to be damaged once its turn comes
+        (tmp_path / f"checkpoints/step-{step:08}").mkdir(parents=True)
+    monkeypatch.setattr(time, "sleep", lambda s: pytest.fail("it waits for a checkpoint that never comes"))
+    assert "could not be evaluated: steps 2, 4, 5" in refused(tmp_path, "--every", 2, "--follow", code=69)
+    assert "could not be evaluated: steps 2, 4\n" in refused(tmp_path, "--every", 2, code=69)
+
+
 def test_following_ends_where_this_version_refuses_the_config_of_the_run_directory(copy: Path, monkeypatch: pytest.MonkeyPatch):
     (copy / "config.yaml").write_text("of_another_version: true\n")
     monkeypatch.setattr(time, "sleep", lambda s: pytest.fail("it waits for a checkpoint that never comes"))
