@@ -72,8 +72,13 @@ def test_with_fewer_nodes_groups_are_dropped_and_none_is_sharded_anew_where_that
 
 
 def test_the_layout_of_all_nodes_says_how_many_shard_the_state_where_the_config_leaves_ranks_to_the_machine():
-    parts: dict[str, dict[str, object]] = {"parallel": {"dp_replicate": 3}, "train": {"global_batch_size": 32}}
-    config = Config.model_validate({"cluster": {"nodes": 6, "min_procs_per_node": 1}, **parts})
+    config = Config.model_validate(
+        {
+            "cluster": {"nodes": 6, "min_procs_per_node": 1},
+            "parallel": {"dp_replicate": 3},
+            "train": {"global_batch_size": 32},
+        }
+    )
     found = layout(config, cpu_count=6, gpu_count=12)
     assert (found.procs_per_node, found.dp_replicate, found.dp_shard) == (2, 3, 4)
     assert shares(config, found) == {1: (1, 2), 2: (1, 4), 3: (1, 6), 4: (2, 4), 5: (1, 10), 6: (3, 4)}

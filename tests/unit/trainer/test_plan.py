@@ -199,8 +199,7 @@ def test_what_a_pipeline_keeps_in_flight_is_what_the_schedule_has_begun_and_not_
 
 @pytest.mark.parametrize("parallel", [{"schedule": "interleaved_1f1b"}, {"schedule": "zero_bubble"}, {}], ids=str)
 def test_without_a_pipeline_a_rank_has_all_layers_in_one_stage_whatever_its_schedule_is(parallel: dict[str, object]):
-    given = {"parallel": {"pp": 1, "virtual_stages": 2, **parallel}, "model": {"layers": 8}}
-    config = Config.model_validate(given)
+    config = Config.model_validate({"parallel": {"pp": 1, "virtual_stages": 2, **parallel}, "model": {"layers": 8}})
     found = settle(config, 2)
     assert (found.virtual_stages, [each.layers for each in of_rank(config, found, 0)]) == (1, [range(8)])
 
