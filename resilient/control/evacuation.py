@@ -1,11 +1,12 @@
 """Evacuation: a node that is about to go is left at a step boundary, while all that it holds can still be read.
 
 All ranks stop at one boundary (`resilient.control.hold`), with a snapshot of it; the next generation begins without the node, from
-that very step. Once it goes on, the node is released: its agent ends, with what it holds in memory. Where the others cannot go on
-without it, that is told once, and the node is left as soon as they can. A node that goes on without a device of its own stops its
-ranks in the same way.
+that very step. Once it goes on, and the newest snapshot is durable or whole without the node, the node is released: its agent ends,
+with what it holds in memory. Where the others cannot go on without it, that is told once, and the node is left as soon as they can.
+A node that goes on without a device of its own stops its ranks in the same way.
 """
 
+import math
 from collections.abc import Collection, Mapping
 
 from resilient.control.attendance import Moment
@@ -22,12 +23,13 @@ from resilient.snapshots import Snapshots
 
 REASON = "evacuation"
 UNSEEN_S = 60.0  # a script that has not told a step by then tells none
+KEPT_S = 300.0  # a node that was left and is kept for longer is told
 
 
 class Evacuation:
     """Invariants: `_waiting` are those of `_wanted` and `_ill` of which it was told that there is nowhere to go; `_holding_s` is
     when the generation that runs was asked to stop for them, attended seconds; `_releasing` are nodes that were left and whose
-    agents, where they have any, were not told to end.
+    agents, where they have any, were not told to end, and `_ending` those that were; `_kept_s` is of some of the former.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Evacuation:
         self._ill: dict[int, str] = {}
         self._waiting: set[int] = set()
         self._releasing: set[int] = set()
+        self._ending: set[int] = set()
+        self._kept_s: dict[int, float] = {}  # since when all go on without them, attended seconds; endless once that was told
         self._holding_s: float | None = None
 
     def want(self, nodes: Mapping[int, str], resumed: Collection[int], when: Moment, out: Outbox) -> None:
@@ -72,7 +76,8 @@ class Evacuation:
         self._ill.setdefault(node, why)
 
     def joined(self, node: int) -> None:
-        """A node has an agent: one that was left is released as soon as all go on."""
+        """A node has an agent: one that was left is released as soon as all go on, and nothing that it holds is needed."""
+        self._ending.discard(node)
         if self._membership.is_left(node):
             self._releasing.add(node)
 
@@ -96,7 +101,7 @@ class Evacuation:
             return when.attended_s - self._holding_s > self._job.drain_s
         if not self._going_on(when):
             return False
-        self._release(out)
+        self._release(when, out)
         leaving = self._able()
         for node in [node for node in leaving if not self._membership.is_member(node)]:
             leaving.remove(node)
@@ -133,13 +138,28 @@ class Evacuation:
         self._releasing.add(node)
         self._follow_up(name, reason, when, out)
 
-    def _release(self, out: Outbox) -> None:
-        """All go on: what is left holds nothing that is needed."""
-        for node in sorted(self._releasing):
-            if self._membership.nodes[node].joined:
-                clear = (self._snapshots.plan.memory.name,)
-                out.send(node, ShutdownMessage(generation=self._generations.generation, clear=clear))
-        self._releasing.clear()
+    def _release(self, when: Moment, out: Outbox) -> None:
+        """All go on: nodes that were left end, but for those without which the newest snapshot would be lost."""
+        if not self._releasing:
+            return
+        nodes = self._membership.nodes
+        self._releasing = {node for node in self._releasing if nodes[node].joined}
+        self._ending = {node for node in self._ending if nodes[node].joined}
+        told = [
+            node for node in sorted(self._releasing) if nodes[node].ready_port is not None or when.attended_s >= nodes[node].until_s
+        ]
+        for node in self._snapshots.dispensable(told, sorted(self._ending)):
+            clear = (self._snapshots.plan.memory.name,)
+            out.send(node, ShutdownMessage(generation=self._generations.generation, clear=clear))
+            self._releasing.discard(node)
+            self._ending.add(node)
+        self._kept_s = {node: self._kept_s.get(node, when.attended_s) for node in self._releasing.intersection(told)}
+        if late := sorted(node for node, kept_s in self._kept_s.items() if when.attended_s - kept_s > KEPT_S):
+            self._kept_s |= dict.fromkeys(late, math.inf)
+            newest = self._snapshots.newest
+            what = f"node {listed(late)} was left, and its agent does not end yet"
+            why = f"what it holds of step {newest.step if newest is not None else 0} is not durable and nowhere else"
+            self._follow_up("evacuation_waits", f"{what}: {why}", when, out)
 
     def _left_to_do(self) -> set[int]:
         return {node for node in self._causes() if not self._membership.is_left(node)}

@@ -7,6 +7,7 @@ a tier from the moment at which the whole of it was reported there, to memory by
 have reported and have not been told to forget since.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -225,6 +226,27 @@ class Catalog:
     def whole(self) -> list[SnapshotKey]:
         """Every snapshot that is whole."""
         return [key for key, snapshot in self.snapshots.items() if snapshot.whole]
+
+    def dispensable(self, key: SnapshotKey, nodes: Iterable[int], without: Iterable[int] = ()) -> list[int]:
+        """Of these nodes, in their order, those without which a snapshot stays whole, also without the ones before.
+
+        Args:
+            without: nodes that are about to go in any case.
+        """
+        copies = Counter(self.snapshots[key].copies)
+        for node in without:
+            copies.subtract(self._shards(node, key))
+        found = []
+        for node in nodes:
+            held = self._shards(node, key)
+            if all(copies[shard] > count for shard, count in held.items()):
+                copies.subtract(held)
+                found.append(node)
+        return found
+
+    def _shards(self, node: int, key: SnapshotKey) -> Counter[int]:
+        """The shards of a snapshot that a node holds, and on how many of its tiers."""
+        return Counter(shard for each, _, shard in self._held.get(node, ()) if each == key)
 
     @property
     def newest(self) -> SnapshotKey | None:

@@ -372,6 +372,15 @@ class Snapshots:
         """The newest snapshot of which nodes that are there have every shard."""
         return self._catalog.newest
 
+    def dispensable(self, nodes: Sequence[int], without: Sequence[int] = ()) -> list[int]:
+        """Of these nodes, in their order, those that may go, also with the ones before: the newest snapshot is durable or stays
+        whole. Args: without: nodes that are about to go in any case.
+        """
+        newest = self.newest
+        if newest is None or newest.step <= self.durable_step:
+            return list(nodes)
+        return self._catalog.dispensable(newest, nodes, without)
+
     @property
     def durable_step(self) -> int:
         """The newest step that is committed; 0: none."""

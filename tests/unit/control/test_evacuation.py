@@ -1,56 +1,21 @@
 """Nodes that are left before they go."""
 
-from collections.abc import Collection
-
 import pytest
 from control_play import Play, beat, candidates, shard
+from evacuations import boundary, evacuate, left, names, running
 
 from resilient.control.evacuation import UNSEEN_S
 from resilient.exits import Exit
 from resilient.outbox import Launch
-from resilient.protocol.messages import Arm, Health, HealthFinding, Propose, Proposed, Record, Shutdown, Start, Stop
+from resilient.protocol.messages import Health, HealthFinding, Propose, Proposed, Record, Shutdown, Start, Stop
 from resilient.recovery.faults import Raised
 from resilient.recovery.without_spare import Measured
-
-
-def running(**settings: object) -> Play:
-    play = Play(**settings)
-    play.start()
-    play.resumed(0)
-    play.effects.clear()
-    return play
-
-
-def names(play: Play) -> list[str]:
-    return [action["name"] for action in play.events("action")]
-
-
-def evacuate(play: Play, *nodes: int, resumed: Collection[int] = ()) -> None:
-    play.do("evacuate", dict.fromkeys(nodes, "it was asked for"), resumed)
 
 
 def ill(play: Play, node: int, device: int = 0) -> None:
     """The driver of a node's GPUs reports a fault of one of them, and its rank goes on."""
     finding = HealthFinding(check="GPU 0000:3b:00", verdict="warn", text="Xid 95; reset the GPU", device=device)
     play.deliver(node, Health(generation=play.generation, took_s=0.0, findings=(finding,)))
-
-
-def boundary(play: Play, step: int = 12) -> None:
-    """The ranks of the members stop at one boundary, and end."""
-    members = play.coordinator.membership.members
-    for node in members:
-        play.deliver(node, Proposed(generation=play.generation, checked=step - 1))
-    assert {send.message.target for send in play.sent(Arm)} == {step}
-    for rank in range(len(members)):
-        play.exit(rank, 0, stopped=True, step=step)
-
-
-def left(play: Play) -> None:
-    """Node 1 is left: a snapshot of the boundary is held by the members."""
-    evacuate(play, 1)
-    play.wait(1)
-    boundary(play)
-    play.again(0, 1, shards={node: [shard(12, node, generation=play.generation)] for node in (0, 1)})
 
 
 def test_a_spare_takes_over_from_the_snapshot_of_the_very_step_and_the_node_is_released():
@@ -69,6 +34,8 @@ def test_a_spare_takes_over_from_the_snapshot_of_the_very_step_and_the_node_is_r
     play.wait(5)
     assert not play.sent(Shutdown)  # it may still be read
     play.resumed(12, "ram")
+    for node in (0, 2):
+        play.held(node, 13)
     play.wait(1)
     (release,) = play.sent(Shutdown)
     assert (release.node, release.message.clear) == (1, ("ram",))
@@ -83,14 +50,15 @@ def test_without_a_spare_the_others_go_on_at_once_and_take_it_in_when_it_is_resu
     (start,) = play.sent(Start)
     assert (start.node, start.message.nodes) == (0, 1)
     play.resumed(12, "ram")
+    play.held(0, 13)
     play.wait(1)
     play.do("lost", 1, "it has ended")
     assert Launch(1) not in play.wait(300)
     evacuate(play)
     assert Launch(1) in play.wait(1)
     play.join(1)
-    play.held(0, 13)
-    play.again(0, shards={0: [shard(13, 0, of=1, generation=play.generation)]})
+    play.held(0, 14)
+    play.again(0, shards={0: [shard(14, 0, of=1, generation=play.generation)]})
     assert play.sent(Start)[-1].message.nodes == 2
     assert names(play) == ["evacuate", "resume", "grow"] and not play.events("fault")
 
