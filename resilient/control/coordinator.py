@@ -191,7 +191,7 @@ class Coordinator:
         if failure is not None:
             self._core.shutdown.finish(Exit.UNUSABLE, failure, when, out)
         elif self.generation != before:
-            self._core.watchdog.begin()
+            self._core.watchdog.begin(self.job.rate(self._core.generations.world_size))
             self._core.inspector.drop()
             self._core.first_step.begin(when.attended_s)
             self._core.ends.begin(self._core.generations.world_size)

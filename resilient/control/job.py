@@ -78,6 +78,10 @@ class JobSpec:
     min_procs_per_node: int | None = None
     min_nodes: int = 1
 
+    def rate(self, ranks: int) -> float:
+        """Of training with so many ranks, as a share of the full one."""
+        return min(1.0, self.rates.get(ranks, ranks / max(self.layouts)))
+
     @property
     def shares(self) -> Rules:
         """How many ranks nodes may have."""

@@ -29,16 +29,26 @@ class Limits:
 class Patience:
     """What was learned; it outlives generations.
 
+    What was seen in a generation that trained faster counts as that much longer in one that is slower: fewer ranks compute the same
+    batch. The other way round nothing counts for less, for how much faster a generation is, is an estimate.
+
     A timeout is computed anew only after its history has changed: of thousands of ranks that tell of the same step, few change it.
 
-    Invariant: what is in `_timeouts_s` follows from `_seen`.
+    Invariant: what is in `_timeouts_s` follows from `_seen` and `_rate`.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._seen: dict[str, dict[int, float]] = {}  # by phase and step, the longest silence of all ranks
+        self._rate = 1.0  # of training in the present generation
+        self._seen: dict[str, dict[int, tuple[float, float]]] = {}  # by phase and step: longest silence of all ranks, and the rate
         self._timeouts_s: dict[str, float] = {}
         self._least_s = limits.floor_s
+
+    def begin(self, rate: float) -> None:
+        """A generation begins. Args: rate: of its training, as a share of the full one."""
+        if rate != self._rate:
+            self._rate = rate
+            self._timeouts_s.clear()
 
     def bear(self, silent_s: float) -> None:
         """A silence that workers were ended for was no hang: however rare, it may come again, and be twice as long."""
@@ -48,9 +58,9 @@ class Patience:
     def learn(self, phase: str, step: int, silent_s: float) -> None:
         """So long was a rank silent after this step. How many ranks there are, and how often they tell, makes no difference."""
         seen = self._seen.setdefault(phase, {})
-        if seen.get(step, -1.0) >= silent_s:
+        if step in seen and self._now_s(*seen[step]) >= silent_s:
             return
-        seen[step] = silent_s
+        seen[step] = silent_s, self._rate
         if len(seen) > KEPT:
             del seen[next(iter(seen))]
         self._timeouts_s.pop(phase, None)
@@ -62,12 +72,16 @@ class Patience:
         return self._timeouts_s[phase]
 
     def _computed_s(self, phase: str) -> float:
-        seen = self._seen.get(phase, {})
+        seen = [self._now_s(*each) for each in self._seen.get(phase, {}).values()]
         often = phase in OFTEN
         if phase == UNKNOWN or len(seen) < (NEEDED if often else 1):
             return self.limits.ceiling_s
-        wanted = patience_s(seen.values()) if often else max(SELDOM_FLOOR_S, SELDOM_FACTOR * max(seen.values()))
+        wanted = patience_s(seen) if often else max(SELDOM_FLOOR_S, SELDOM_FACTOR * max(seen))
         return min(self.limits.ceiling_s, max(self._least_s, wanted))
+
+    def _now_s(self, silent_s: float, rate: float) -> float:
+        """What was seen at a rate, in the present generation."""
+        return silent_s * max(1.0, rate / self._rate)
 
 
 def patience_s(seen: Collection[float]) -> float:

@@ -110,8 +110,9 @@ class Watchdog:
         """Whether ranks get on without a step: their collectives are seen."""
         return any(known.signs for known in self._ranks.values())
 
-    def begin(self) -> None:
-        """A generation begins: its ranks are other ones."""
+    def begin(self, rate: float = 1.0) -> None:
+        """A generation begins: its ranks are other ones. Args: rate: of its training, as a share of the full one."""
+        self._patience.begin(rate)
         self._ranks, self._ended, self._suspended = {}, set(), False
         self._silent, self._stopped, self._stopped_long = set(), set(), set()
 

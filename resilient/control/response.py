@@ -174,7 +174,7 @@ class Response:
         figures = Figures(
             nodes=membership.wanted,
             fewer=-(-fewer // job.procs_per_node),
-            rate=min(1.0, job.rates.get(fewer, fewer / max(job.layouts))),
+            rate=job.rate(fewer),
             returns_s=[each for each in returns_s if each > job.rejoin_s],  # for so long it is waited for in any case
             restart_s=median(job.measured.restarts_s) if job.measured.restarts_s else RESTART_S,
             left_s=left_s,

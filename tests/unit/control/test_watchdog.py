@@ -4,14 +4,14 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from control_play import beat
+from control_play import Play, beat
 from watched_ranks import COLLECTIVE, COMPILER, LIMITS, LOADER, judged, received, seen, silent, warm
 
 from resilient.config.timeouts import SILENCE_REPORT_S, STOPPED_S
 from resilient.control.judgement import doing, innermost
 from resilient.control.learning import AGAIN, FACTOR, KEPT, SELDOM_FLOOR_S, patience_s
 from resilient.control.liveness import NO_STEP, WARM_STEPS, Suspicion, Watchdog
-from resilient.protocol.messages import Inspection
+from resilient.protocol.messages import Inspect, Inspection
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,50 @@ def stepping(watchdog: Watchdog, durations: Iterable[float], *, first: int = 10,
         for rank in range(ranks):
             received(watchdog, rank, beat(step + 1, t))
     return found
+
+
+def trained(play: Play, steps: Iterable[int], step_s: float) -> None:
+    """All members finish these steps, and tell meanwhile that they are silent."""
+    for step in steps:
+        for part in range(1, 9):
+            play.now += step_s / 8
+            for node in play.coordinator.membership.members:
+                play.beat(node, step - (part < 8), silent_s=step_s * part / 8 if part < 8 else 0.0)
+
+
+def test_steps_that_take_longer_on_fewer_nodes_are_no_hang():
+    play = Play(8, fewer=(1,))
+    play.start()
+    play.resumed(0)
+    trained(play, range(1, 21), 3.0)
+    for node in range(1, 8):
+        play.do("lost", node, "its rack has lost power")
+    play.again(0)
+    play.wait(play.job.rejoin_s + 1.0)
+    play.resumed(20)
+    assert play.coordinator.membership.members == (0,)
+    trained(play, range(21, 31), 24.0)
+    assert not play.sent(Inspect)
+    play.beat(0, 30, silent_s=121.0)
+    assert play.sent(Inspect)
+
+
+def test_what_was_learned_counts_for_more_in_a_generation_that_is_slower_and_for_no_less_in_one_that_is_faster():
+    watchdog = warm(step_s=3.0)
+    for _ in range(9):
+        watchdog.begin(0.25)
+        assert not stepping(watchdog, [12.0] * WARM_STEPS)
+        assert watchdog.timeout_s(0) == pytest.approx(4 * 3.0 * FACTOR)
+        watchdog.begin(1.0)
+        assert not stepping(watchdog, [3.0] * WARM_STEPS)
+        assert watchdog.timeout_s(0) == pytest.approx(3.0 * FACTOR)
+    watchdog.begin(0.25)
+    assert not stepping(watchdog, [12.0] * (WARM_STEPS + 2))
+    watchdog.begin(1.0)
+    assert not stepping(watchdog, [3.0] * WARM_STEPS)
+    assert watchdog.timeout_s(0) == pytest.approx(12.0 * FACTOR)
+    assert not stepping(watchdog, [3.0] * KEPT, first=20)
+    assert watchdog.timeout_s(0) == pytest.approx(3.0 * FACTOR)
 
 
 def test_a_slow_step_is_forgotten():
