@@ -2,8 +2,8 @@
 
 All ranks stop at one boundary (`resilient.control.hold`), with a snapshot of it; the next generation begins without the node, from
 that very step. Once it goes on, and the newest snapshot is durable or whole without the node, the node is released: its agent ends,
-with what it holds in memory. Where the others cannot go on without it, that is told once, and the node is left as soon as they can.
-A node that goes on without a device of its own stops its ranks in the same way.
+with what it holds in memory. Where the others cannot go on without it, that is told once, and the node is left as soon as they can;
+one that is not released yet takes part again. A node that goes on without a device of its own stops its ranks in the same way.
 """
 
 import math
@@ -160,6 +160,22 @@ class Evacuation:
             what = f"node {listed(late)} was left, and its agent does not end yet"
             why = f"what it holds of step {newest.step if newest is not None else 0} is not durable and nowhere else"
             self._follow_up("evacuation_waits", f"{what}: {why}", when, out)
+
+    def keep(self, when: Moment, out: Outbox) -> bool:
+        """Where those that are there make no generation, nodes that were left and not released take part again; whether some do."""
+        if not self._releasing or self._generations.state is not State.GATHERING or self._membership.fewer():
+            return False
+        back = self._membership.put_back(sorted(self._releasing, key=lambda node: (node in self._ill, node)))
+        self._releasing.difference_update(back)
+        causes = self._causes()
+        if told := sorted(node for node in back if node in causes):
+            self._waiting.update(told)
+            whys = "; ".join(sorted({causes[node] for node in told}))
+            reason = (
+                f"node {listed(told)} was left ({whys}), but the others cannot go on without it: it takes part again until they can"
+            )
+            self._follow_up("evacuation_waits", reason, when, out)
+        return bool(back)
 
     def _left_to_do(self) -> set[int]:
         return {node for node in self._causes() if not self._membership.is_left(node)}

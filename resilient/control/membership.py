@@ -42,6 +42,7 @@ class Node:
         back_s: and for so long where there would be none without it.
         gone: it was here, or could not be started; a spare may take its place.
         unfit: it takes no part, but what it holds is read and saved as any other node's.
+        failed: it is unfit for what it is, and not only because it was left.
         slow: it takes part only where no other can.
         why: it is gone, or unfit.
         place: in the fabric.
@@ -59,6 +60,7 @@ class Node:
     back_s: float = 0.0
     gone: bool = False
     unfit: bool = False
+    failed: bool = False
     slow: bool = False
     why: str = ""
     place: str = ""
@@ -140,7 +142,7 @@ class Membership:
         self._absent.discard(index)
         self._held_for.pop(index, None)
         if index in self._left:
-            self.refused(index, self._left[index])
+            self._set_aside(index, self._left[index])
 
     def is_ready(self, index: int, store_port: int) -> None:
         """An agent waits for the next generation, its new store open at this port."""
@@ -196,6 +198,10 @@ class Membership:
 
     def refused(self, index: int, why: str) -> None:
         """A node is not fit to take part, until its agent is started anew."""
+        self._set_aside(index, why)
+        self.nodes[index].failed = True
+
+    def _set_aside(self, index: int, why: str) -> None:
         node = self.nodes[index]
         node.gone, node.unfit, node.why = True, True, why
         self._unfit.add(index)
@@ -209,7 +215,7 @@ class Membership:
         self._launch_s.pop(index, None)
         self._held_for.pop(index, None)
         if self.nodes[index].joined:
-            self.refused(index, why)
+            self._set_aside(index, why)
             self.nodes[index].until_s = now_s + READY_S  # it has told what it holds by then
         else:
             self.nodes[index].until_s = self.nodes[index].back_s = now_s
@@ -231,6 +237,35 @@ class Membership:
         if not self.nodes[index].joined:
             self.nodes[index].until_s = self.nodes[index].back_s = now_s + BACK_S
             self._launch_s[index] = now_s
+
+    def put_back(self, nodes: Iterable[int]) -> list[int]:
+        """Of these nodes, which were left, the first ones take part again, as many as a generation needs: the others make none.
+
+        Returns:
+            those that do; none where all of them would not be enough.
+        """
+        rest = set(range(len(self.nodes))) - self._absent - self._unfit
+        needed: list[int] = []
+        for index in nodes:
+            node = self.nodes[index]
+            if not node.joined or node.failed or (node.ready_port is None and not self.is_member(index)):
+                continue
+            needed.append(index)
+            if self._world((*rest, *needed), len(rest) + len(needed)):
+                for each in needed:
+                    self._put_back(each)
+                return needed
+        return []
+
+    def _put_back(self, index: int) -> None:
+        node = self.nodes[index]
+        node.gone, node.unfit, node.why = False, False, ""
+        self._left.pop(index, None)
+        self._unfit.discard(index)
+        if node.ready_port is None:
+            self._awaited.add(index)
+        elif not self.is_member(index):
+            self._standing_by.add(index)
 
     def is_left(self, index: int) -> bool:
         """Whether a node was left and not taken back."""

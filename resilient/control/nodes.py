@@ -65,10 +65,12 @@ class Nodes:
         if found.ill is not None and not self._core.evacuation.concerns(node):
             self._response.on_fault_beside(self._response.node_lost(node, ILL, found.ill, found.ill, 0.0), when, out)
             self._core.evacuation.is_ill(node, found.ill)
-        if found.unfit is None or self._core.membership.is_left(node):  # that one takes no part in any case
+        if found.unfit is None:
             return
         fault = self._response.node_lost(node, UNFIT, found.unfit, found.unfit, 0.0)
         self._core.membership.refused(node, found.unfit)
+        if self._core.membership.is_left(node):  # that one takes no part in any case
+            return
         self._core.generations.left(node)
         self._response.on_fault_beside(fault, when, out)
         self.gather(when, out)
@@ -187,7 +189,9 @@ class Nodes:
             self._core.generations.gather(when, out)
 
     def give_up_if_hopeless(self, when: Moment, out: Outbox) -> None:
-        """End the run where it can never go on."""
+        """End the run where it can never go on, also with nodes that were left."""
+        if not self._core.shutdown.finished and self._core.evacuation.keep(when, out):
+            self.gather(when, out)
         why = self._core.generations.hopeless(when)
         if why is not None and not self._core.shutdown.finished:
             self._core.shutdown.conclude(Exit.UNUSABLE, why, when, out)

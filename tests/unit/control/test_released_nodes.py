@@ -1,10 +1,11 @@
-"""Nodes that were left: how long they are kept for what they hold."""
+"""Nodes that were left: how long they are kept for what they hold, and when they take part again."""
 
 from control_play import candidates, shard
 from evacuations import boundary, evacuate, left, names, running
 
 from resilient.control.evacuation import KEPT_S
-from resilient.protocol.messages import Shutdown, Start
+from resilient.exits import Exit
+from resilient.protocol.messages import Health, HealthFinding, Propose, Shutdown, Start
 
 
 def test_a_node_is_kept_while_nothing_as_new_is_whole_without_it():
@@ -94,3 +95,90 @@ def test_a_node_that_is_kept_and_heard_of_anew_tells_what_it_holds_before_it_is_
         play.held(node, 13)
     play.wait(1)
     assert [send.node for send in play.sent(Shutdown)] == [1]
+
+
+def test_a_node_that_was_left_takes_part_again_where_its_stand_in_dies_before_it_is_released():
+    play = running(spares=1)
+    left(play)
+    play.effects.clear()
+    play.do("lost", 2, "its host has gone down")
+    play.again(0, shards={0: [shard(12, 0)]})
+    play.wait(2)
+    starts = play.sent(Start)
+    assert [(send.node, send.message.node_rank) for send in starts] == [(0, 0), (1, 1)]
+    assert (12, "ram") in candidates(starts[0].message)
+    assert names(play) == ["replace_node", "evacuation_waits"]
+    play.resumed(12, "ram")
+    play.wait(300)
+    assert names(play).count("evacuation_waits") == 1 and not play.sent(Shutdown)
+    play.join(2)
+    play.wait(1)
+    assert {send.node for send in play.sent(Propose)} == {0, 1}
+    boundary(play, 20)
+    play.again(0, 1)
+    assert [send.node for send in play.sent(Start)[2:]] == [0, 2]
+    assert names(play)[-1] == "evacuate"
+
+
+def test_a_node_that_has_not_ended_its_workers_yet_takes_part_again_as_well():
+    play = running(spares=1)
+    evacuate(play, 1)
+    play.wait(1)
+    boundary(play)
+    play.effects.clear()
+    play.do("lost", 2, "its host has gone down")
+    play.again(0)
+    for _ in range(3):
+        play.do("lost", 2, "it does not start")
+    play.wait(1)
+    assert not play.sent(Start) and not play.coordinator.draining
+    play.again(1)
+    play.wait(1)
+    assert [send.node for send in play.sent(Start)] == [0, 1]
+
+
+def test_of_the_nodes_that_were_left_only_as_many_take_part_again_as_are_needed_and_those_that_are_ill_last():
+    play = running(nodes=3, spares=2)
+    finding = HealthFinding(check="GPU 0000:3b:00", verdict="warn", text="Xid 95; reset the GPU", device=0)
+    play.deliver(0, Health(generation=play.generation, took_s=0.0, findings=(finding,)))
+    evacuate(play, 1)
+    play.wait(1)
+    boundary(play)
+    play.again(0, 1, 2)
+    assert [send.node for send in play.sent(Start)] == [3, 4, 2]
+    play.effects.clear()
+    play.do("lost", 4, "its host has gone down")
+    play.again(2, 3)
+    play.wait(2)
+    assert [send.node for send in play.sent(Start)] == [3, 1, 2]
+
+
+def test_a_node_that_has_failed_its_check_since_it_was_left_does_not_take_part_again():
+    play = running(spares=1)
+    evacuate(play, 1)
+    play.wait(1)
+    boundary(play)
+    failed = HealthFinding(check="GPU 0000:3b:00", verdict="fail", text="Xid 95; reset the GPU")
+    play.deliver(1, Health(generation=play.generation, took_s=0.1, findings=(failed,)))
+    play.again(0, 1)
+    play.effects.clear()
+    play.do("lost", 2, "its host has gone down")
+    play.again(0)
+    play.wait(125)
+    assert not play.sent(Start) and "evacuation_waits" not in names(play)
+    assert play.finish().code is Exit.UNUSABLE and "Xid 95" in play.finish().message
+
+
+def test_a_node_that_was_told_to_end_does_not_take_part_again():
+    play = running(spares=1)
+    left(play)
+    play.resumed(12, "ram")
+    for node in (0, 2):
+        play.held(node, 13)
+    play.wait(1)
+    assert [send.node for send in play.sent(Shutdown)] == [1]
+    play.effects.clear()
+    play.do("lost", 2, "its host has gone down")
+    play.again(0)
+    play.wait(2)
+    assert not play.sent(Start)
