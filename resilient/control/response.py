@@ -34,11 +34,12 @@ class Response:
 
     def on_fault(self, fault: Fault, when: Moment, out: Outbox, outage: str | None = None) -> None:
         """A fault of ranks. Args: outage: what a link of the group does, or did a moment ago."""
-        self._core.generations.announce(None, None, when, out)
         files = fault.files if self._core.generations.trained else None  # before that, nobody has ever found them
         generation = self._core.generations.generation
         fault = replace(fault, attempt=self._core.generations.attempt(when), files=files, generation=generation)
         action = decide(self._situation(fault, when, outage))
+        if action.name not in ("wait", "report"):  # else rank 0 may still say it
+            self._core.generations.announce(None, None, when, out)
         down_since_t = self._down_since_t(fault, when)
         self._core.incidents.respond(fault, action, down_since_t, when.now, generation, out)
         self._act(action, fault, when, out)

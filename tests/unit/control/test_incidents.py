@@ -1,9 +1,10 @@
 """Ranks that do not get on, links, stragglers: what is found, and what is done about it."""
 
 import pytest
-from control_play import Play, beat
+from control_play import Play, beat, shard
 from msgspec import structs
 
+from checkpoint.protocol import Retain
 from resilient.control.coordinator import State
 from resilient.control.inspection import PATIENCE_S
 from resilient.control.response import INSPECT_AGAIN_S
@@ -151,6 +152,25 @@ def test_a_stall_while_a_link_is_down_is_waited_for_and_told_once(play):
     tell_link(play, 1, "up", 14.0)
     play.beat(0, 10)
     (recovered,) = play.events("recovered")
+    assert recovered["lost_steps"] == 0
+
+
+def test_a_stall_that_is_waited_for_keeps_no_generation_from_what_its_rank_0_goes_on_from(play):
+    play.resumed(0)
+    play.exit(1)
+    play.again(shards={node: [shard(8, node)] for node in (0, 1)})
+    tell_link(play, 1, "down", 0.0)
+    play.wait(20.0, silent=[0])  # its word is on its way
+    play.report(1, heartbeats={1: beat(12, play.now - 13.0, silent_s=13.0, state="S", first=(9, play.now - 16.0))})
+    play.inspected(1, AT_A_COLLECTIVE)
+    play.wait(PATIENCE_S, silent=[0])
+    assert [action["name"] for action in play.events("action")] == ["restart_workers", "wait"]
+    effects = play.resumed(8, "ram")
+    (started,) = play.events("generation_started")[1:]
+    assert (started["resumed_step"], started["tier"]) == (8, "ram")
+    assert {node for node, _ in play.requests(Retain, effects)} == {0, 1}
+    play.beat(0, 13)
+    (recovered, _) = play.events("recovered")
     assert recovered["lost_steps"] == 0
 
 
