@@ -344,10 +344,11 @@ class Membership:
         """The nodes that have an agent."""
         return [index for index, node in enumerate(self.nodes) if node.joined]
 
-    def spare(self) -> int | None:
-        """A node that stands by, if there is one."""
+    def spare(self, *, slow: bool = False) -> int | None:
+        """A node that stands by, if there is one. Args: slow: one to which others are preferred, too."""
         return min(
-            (index for index in self._standing_by if index not in self._wounded and not self.nodes[index].slow), default=None
+            (index for index in self._standing_by if index not in self._wounded and (slow or not self.nodes[index].slow)),
+            default=None,
         )
 
     def start(self, members: Sequence[int]) -> None:

@@ -159,16 +159,17 @@ class Response:
         if nodes and all(self._core.evacuation.leaves(node) for node in nodes):
             return "it was to be left, and the others go on without it"
         if decision is None:
-            return "its agent is started anew"
+            slow = self._core.membership.spare(slow=True)
+            return f"node {slow}, which was slow, takes over" if slow is not None else "its agent is started anew"
         if decision.choice == "shrink":
             return f"its agent is started anew, and if it is not back in {self._core.job.rejoin_s:g} s, {decision.reason}"
         return decision.reason
 
     def _without_spare(self, when: Moment) -> Decision | None:
-        """What to do about a node that is gone; None where a spare stands by, or fewer nodes cannot go on anyway."""
+        """What to do about a node that is gone; None where as many as before can go on all the same, or fewer cannot anyway."""
         job, membership = self._core.job, self._core.membership
         fewer = membership.fewer()
-        if membership.spare() is not None or not fewer:
+        if membership.spare() is not None or fewer in (0, max(job.layouts)):
             return None
         returns_s = [*job.measured.returns_s, *membership.returns_s]
         left_s = max(0.0, job.end_t - when.now) if job.end_t is not None else None

@@ -1,9 +1,13 @@
 """A node is gone and no spare is there: what is decided is done, and told with its figures."""
 
-from control_play import Play
+import pytest
+from control_play import Play, beat
 
+from resilient.control.coordinator import State
 from resilient.control.evidence import Evidence
+from resilient.control.stragglers import Rules
 from resilient.exits import Exit
+from resilient.protocol.messages import Start
 from resilient.recovery.without_spare import Measured
 
 
@@ -59,3 +63,34 @@ def test_the_next_job_goes_on_with_what_is_held():
 def test_what_comes_back_at_once_says_nothing_of_a_host_that_is_gone():
     play = lost(without_spare="auto", measured=Measured(returns_s=(3.0, 3.0, 3.0), restarts_s=(200.0,)))
     assert "never seen to come back" in play.events("action")[0]["reason"]
+
+
+@pytest.mark.parametrize("without_spare", ["shrink", "wait", "auto", "next_job"])
+def test_a_slow_node_that_stands_by_takes_over(without_spare):
+    settings = {"spares": 1, "fewer": (1,), "stragglers": Rules(1.5, 20), "replace_stragglers": True}
+    play = Play(without_spare=without_spare, measured=Measured(returns_s=(900.0,), restarts_s=(1000.0,)), **settings)
+    play.start()
+    play.resumed(0)
+    slow = beats(play, slow=0)
+    play.again(*slow)
+    assert play.coordinator.membership.members == (2, 1)
+    play.resumed(100)
+    play.effects.clear()
+    play.do("lost", 1, "its host has gone down")
+    (action,) = play.events("action")
+    assert action["reason"] == "node 1 is gone: node 0, which was slow, takes over"
+    play.again(2)
+    assert [(send.node, send.message.node_rank) for send in play.sent(Start)] == [(2, 0), (0, 1)]
+
+
+def beats(play: Play, slow: int) -> tuple[int, ...]:
+    """The rank of a node needs twice as long for its part of a step, until its node is replaced; the members before."""
+    members = play.coordinator.membership.members
+    for number in range(1, 7):
+        play.wait(2.0)
+        for rank in range(2):
+            if play.coordinator.state is State.RUNNING:
+                own_s = float(number) if rank == slow else number / 2
+                play.report(rank, heartbeats={rank: beat(20 * number, play.now, own_s=own_s)})
+    assert play.events("fault")[-1]["kind"] == "straggler"
+    return members
