@@ -53,7 +53,8 @@ class Run:
         step: the newest that a rank has finished, at `beat_t` (unix seconds).
         step_s: how long it took.
         observed: its steps are counted from outside; the script says nothing of them.
-        saved_step: the step after which the script wrote its newest checkpoint by itself.
+        saved_step: the step after which the script wrote its newest checkpoint by itself; 0 where its steps are not seen.
+        unnumbered: checkpoints that were told of a script whose steps are not seen.
         metrics_step: the newest of which there are metrics; these come before its heartbeat.
     """
 
@@ -66,6 +67,7 @@ class Run:
     step_s: float = 0.0
     observed: bool = False
     saved_step: int | None = None
+    unnumbered: int = 0
     metrics_step: int = NO_STEP
 
 
@@ -101,7 +103,7 @@ class Generations:
         self._answer_by_s = 0.0  # attended seconds
         self._chosen: tuple[int, ...] = ()
         self._saved_step = job.saved_step  # after which the script wrote its newest checkpoint by itself
-        self._grown_from: int | None = None  # the newest snapshot when nodes came to stand by that were missing
+        self._grown_from: tuple[int, int] | None = None  # what was newest when nodes came to stand by that were missing
 
     # -- before a generation -------------------------------------------------------------------------------------------
 
@@ -314,7 +316,10 @@ class Generations:
     def script_saved(self, step: int) -> bool:
         """A script has written a checkpoint after this step by itself; whether that is news."""
         run = self.run
-        if run is None or run.saved_step == step:
+        if run is None:
+            return False
+        run.unnumbered += step == 0
+        if run.saved_step == step:
             return False
         run.saved_step = self._saved_step = step
         return True
@@ -347,13 +352,13 @@ class Generations:
             self.hold.proposed(node, checked, out)
 
     def stand_by(self) -> None:
-        """A node is ready: if it makes a larger generation possible, it is taken in once there is a snapshot that is newer."""
-        self._grown_from = self._newest_step if self._membership.can_grow() else None
+        """A node is ready: if it makes a larger generation possible, it is taken in once there is something newer to go on from."""
+        self._grown_from = self._newest if self._membership.can_grow() else None
 
     @property
     def may_grow(self) -> bool:
-        """Whether nodes stand by for a larger generation, and a snapshot is newer than they are: next to nothing would be lost."""
-        if self.state is not State.RUNNING or self._grown_from is None or self._newest_step <= self._grown_from:
+        """Whether nodes stand by for a larger generation, and what it goes on from is newer: next to nothing would be lost."""
+        if self.state is not State.RUNNING or self._grown_from is None or self._newest <= self._grown_from:
             return False
         if not self._membership.can_grow():
             self._grown_from = None
@@ -362,14 +367,21 @@ class Generations:
 
     def report_growth(self, when: Moment, out: Outbox) -> None:
         """Write down that this generation ends for a larger one."""
-        reason = f"nodes have returned; all go on from step {self._newest_step}"
+        step, _ = self._newest
+        reason = f"nodes have returned; all go on from {f'step {step}' if step else 'the newest checkpoint of the script'}"
         self._incidents.follow_up("grow", reason, when.now, self.generation, out)
 
     @property
-    def _newest_step(self) -> int:
-        """The newest step that a generation could go on from."""
-        newest = self._snapshots.newest
-        return max(self._snapshots.durable_step, newest.step if newest is not None else 0)
+    def _newest(self) -> tuple[int, int]:
+        """The newest step that a generation could go on from, and beside it the checkpoints of a script whose steps are not seen.
+
+        A script that is not attached goes on from its own checkpoints.
+        """
+        newest, run = self._snapshots.newest, self.run
+        held_step = max(self._snapshots.durable_step, newest.step if newest is not None else 0)
+        if run is None or run.saved_step is None or (run.announced and not run.of_script):
+            return held_step, 0
+        return max(held_step, run.saved_step), run.unnumbered
 
     def regather(self, when: Moment, out: Outbox) -> None:
         """End this generation, for the next one."""

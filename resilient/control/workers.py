@@ -36,6 +36,8 @@ class Workers:
             self._compare(message, when, out)
         for news in message.news:
             self._on_news(node, news, when, out)
+        if any(record.event == "script_checkpoint" for record in message.records):
+            self._grow(when, out)
 
     def _on_record(self, node: int, record: Record, generation: int, when: Moment, out: Outbox) -> None:
         if record.event == "resumed":
@@ -104,14 +106,18 @@ class Workers:
             self._core.shutdown.finish(Exit.UNUSABLE, message, when, out)
             return
         self._core.snapshots.on_news(node, news, when.now, out)
-        if self._core.shutdown.drain is None and self._core.generations.may_grow:
-            self._response.grow(when, out)
+        self._grow(when, out)
         if saving:
             if isinstance(news, Synced):
                 self._core.shutdown.synced(node)
             elif isinstance(news, Inventory):
                 self._core.shutdown.sync(node, when, out)
             self._core.shutdown.progress(when, out)
+
+    def _grow(self, when: Moment, out: Outbox) -> None:
+        """There may be something newer to go on from."""
+        if self._core.shutdown.drain is None and self._core.generations.may_grow:
+            self._response.grow(when, out)
 
     def on_worker_ended(self, message: WorkerEnded, when: Moment, out: Outbox) -> None:
         """A worker of the generation that runs has ended."""

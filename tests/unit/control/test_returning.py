@@ -6,9 +6,9 @@ from checkpoint.protocol import SnapshotKey
 from resilient.control.coordinator import State
 from resilient.control.membership import LAUNCH_ATTEMPTS
 from resilient.exits import Exit
-from resilient.outbox import Launch
+from resilient.outbox import Effect, Launch
 from resilient.protocol.candidates import unpack
-from resilient.protocol.messages import Shutdown, Start, Stop
+from resilient.protocol.messages import Record, Shutdown, Start, Stop
 
 
 def test_a_spare_takes_over_with_the_replicas_of_the_node_that_is_gone():
@@ -85,6 +85,64 @@ def test_a_node_that_returns_while_the_fence_is_raised_is_taken_in_at_the_next_s
     play.resumed(0)
     assert [send.node for send in play.sent(Stop, play.held(0, 8))] == [0]
     assert play.events("action")[-1]["name"] == "grow"
+
+
+def saved(play: Play, step: int) -> list[Effect]:
+    """Rank 0 tells that the script has written a checkpoint by itself, and trains on."""
+    return play.report(0, records=(Record(0, play.now, "script_checkpoint", {"path": "last.pt", "step": step}),))
+
+
+def shrunken_script() -> Play:
+    """One node goes on with a script that keeps nothing but checkpoints of its own."""
+    play = Play(fewer=(1,), script=True)
+    play.start()
+    play.beat(0, 1)
+    play.do("lost", 1, "gone")
+    play.again(0)
+    play.wait(20.1)
+    play.beat(0, 1)
+    play.effects.clear()
+    return play
+
+
+def test_a_node_that_returns_to_a_script_is_taken_in_at_its_next_checkpoint():
+    play = shrunken_script()
+    saved(play, 7)
+    play.join(1)
+    assert not play.sent(Stop, saved(play, 7))  # as another rank tells it
+    effects = saved(play, 8)
+    assert [send.node for send in play.sent(Stop, effects)] == [0]
+    assert play.events("action")[-1]["reason"] == "nodes have returned; all go on from step 8"
+    (told,) = play.events("script_checkpoint", effects)
+    assert told["step"] == 8
+    starts = play.sent(Start, play.again(0))
+    assert [(send.node, send.message.node_rank) for send in starts] == [(0, 0), (1, 1)]
+    assert starts[0].message.saved_step == 8 and not play.events("fault")
+
+
+def test_a_node_that_returns_to_a_script_whose_steps_are_not_seen_is_taken_in_at_its_next_checkpoint():
+    play = Play(fewer=(1,), script=True)
+    play.start()
+    play.do("lost", 1, "gone")
+    play.again(0)
+    play.wait(20.1)
+    saved(play, 0)
+    play.join(1)
+    effects = saved(play, 0)
+    assert [action["name"] for action in play.events("action", effects)] == ["grow"]
+    assert play.events("action", effects)[0]["reason"].endswith("all go on from the newest checkpoint of the script")
+
+
+def test_checkpoints_of_a_script_take_nobody_in_while_a_stop_is_under_way_nor_where_snapshots_are_gone_on_from():
+    play = shrunken_script()
+    play.join(1)
+    play.do("stop", "SIGTERM")
+    assert not play.sent(Stop, saved(play, 8))
+    play = shrunken_script()
+    play.resumed(2, "ram")
+    play.join(1)
+    assert not play.sent(Stop, saved(play, 8))
+    assert play.sent(Stop, play.held(0, 9))
 
 
 def test_nobody_is_taken_in_while_a_stop_is_under_way():
