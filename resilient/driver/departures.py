@@ -79,9 +79,8 @@ class Departures:
         while True:
             if self._allocation is not None and time.monotonic() - asked_t >= ASK_S:
                 asked_t = time.monotonic()
-                _, _, gone = await asyncio.gather(
-                    self._ask(self._allocation), self._ask_of_maintenance(self._allocation), departed(self._allocation)
-                )
+                _, gone = await asyncio.gather(self._ask(self._allocation), departed(self._allocation))
+                await self._ask_of_maintenance(self._allocation)
                 if fresh := gone - self._departed:
                     self._departed |= fresh
                     self._turn(self._coordinator.departed, sorted(fresh))
@@ -150,10 +149,10 @@ class Departures:
             log.info("which reservations there are: %s", error)
             return
         end_t = self._stops.end_t if self._stops is not None else None
-        now, known = time.time(), {(each.name, each.start_t) for each in self._ahead}
-        self._ahead = maintenance.ahead(found, allocation.hosts, now, end_t, self._reservation)
+        now, known = time.time(), {(each.name, each.start_t, each.whole) for each in self._ahead}
+        self._ahead = maintenance.ahead(found, allocation.hosts, now, end_t, self._reservation, self._drained)
         for each in self._ahead:
-            if (each.name, each.start_t) not in known:
+            if (each.name, each.start_t, each.whole) not in known:
                 self._note(words(each, allocation.hosts))
         if self._stops is not None:
             whole = next((each for each in self._ahead if each.whole), None)

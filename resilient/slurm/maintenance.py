@@ -7,6 +7,7 @@ before; where it is more, they are all to be maintained, and the job is over by 
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from resilient.slurm.hosts import expand
 from resilient.slurm.queue import parse_time
@@ -34,7 +35,7 @@ class Ahead:
 
     Attributes:
         nodes: of the job, by number.
-        whole: they are so many that the job is to be over by then; else they are left.
+        whole: they, and what else is taken then, are so many that the job is to be over by then; else they are left.
     """
 
     name: str
@@ -67,24 +68,40 @@ def parse(text: str) -> Iterator[Reservation]:
 
 
 def ahead(
-    reservations: Collection[Reservation], hosts: Sequence[str], now: float, end_t: float | None, own: str = ""
+    reservations: Collection[Reservation],
+    hosts: Sequence[str],
+    now: float,
+    end_t: float | None,
+    own: str = "",
+    drained: Collection[int] = (),
 ) -> list[Ahead]:
     """Those that take nodes of a job before its end, the soonest first.
 
-    One that takes so many that the job cannot go on, and has begun, is none: Slurm has let the job run on.
+    A machine may be maintained by one reservation for each rack: what is taken at the same time counts together. One with which it
+    is so much that the job cannot go on, and that has begun, is none: Slurm has let the job run on.
 
     Args:
         hosts: of the job, by number.
         end_t: of the job's time, unix seconds; None: it has no limit, or it is not known.
         own: name of the reservation in which the job itself runs.
+        drained: nodes that are left in any case; they count with those of maintenances that are yet to begin.
     """
-    found = []
-    for each in sorted(reservations, key=lambda each: (each.start_t, each.name)):
-        nodes = tuple(number for number, host in enumerate(hosts) if host in each.hosts)
-        over = each.end_t <= now or (end_t is not None and each.start_t >= end_t)
-        if not nodes or over or each.name == own:
+    concerned = [
+        (each, nodes)
+        for each in sorted(reservations, key=lambda each: (each.start_t, each.name))
+        if (nodes := tuple(number for number, host in enumerate(hosts) if host in each.hosts))
+        and each.end_t > now
+        and (end_t is None or each.start_t < end_t)
+        and each.name != own
+    ]
+    found: list[Ahead] = []
+    left: list[tuple[float, tuple[int, ...]]] = []  # until when, and the nodes
+    for start_t, together in groupby(concerned, key=lambda each: each[0].start_t):
+        begin = list(together)
+        taken = {number for until_t, nodes in left if until_t > start_t for number in nodes}.union(*(nodes for _, nodes in begin))
+        whole = not few(len(taken.union(drained if start_t > now else ())), len(hosts))
+        if whole and start_t <= now:
             continue
-        whole = not few(len(nodes), len(hosts))
-        if not (whole and each.start_t <= now):
-            found.append(Ahead(each.name, each.start_t, nodes, whole))
+        left += [(each.end_t, nodes) for each, nodes in begin]
+        found += [Ahead(each.name, start_t, nodes, whole) for each, nodes in begin]
     return found

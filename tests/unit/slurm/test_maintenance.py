@@ -1,5 +1,7 @@
 """Maintenances that take nodes of a job; the text is that of Slurm 22.05."""
 
+from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -86,3 +88,27 @@ def test_nodes_are_left_shortly_before_the_maintenance_and_the_soonest_comes_fir
     assert (first.nodes, first.due(NOW), second.nodes, second.due(NOW)) == ((1,), True, (3,), False)
     (whole,) = ahead([taken(*range(8), start_s=1.0)], HOSTS, NOW, None)
     assert not whole.due(NOW)
+
+
+def found(*reservations: Reservation, drained: Collection[int] = ()) -> list[tuple[str, bool]]:
+    return [(each.name, each.whole) for each in ahead(reservations, HOSTS, NOW, None, drained=drained)]
+
+
+def test_maintenances_that_take_nodes_at_the_same_time_are_judged_together():
+    racks = [taken(2 * rack, 2 * rack + 1, name=f"r{rack}") for rack in range(4)]
+    assert found(*racks) == [(f"r{rack}", True) for rack in range(4)]
+    assert found(*(replace(each, start_t=NOW - 1) for each in racks)) == []  # they have begun, and the job runs on
+    assert found(racks[0], taken(0, 1, 2, name="r")) == [("r", True), ("r0", True)]
+    assert found(racks[0], taken(1, 0, name="r")) == [("r", False), ("r0", False)]  # the same nodes
+    later = taken(4, start_s=6000.0, name="later")
+    assert found(racks[0], later) == [("r0", False), ("later", True)]
+    assert found(replace(racks[0], end_t=later.start_t), later) == [("r0", False), ("later", False)]  # one after the other
+    assert found(replace(racks[0], start_t=NOW - 1), later) == [("r0", False), ("later", True)]
+    begun = taken(0, 1, 2, start_s=-100.0, name="begun")
+    assert found(begun, later) == [("later", False)]
+
+
+def test_nodes_that_are_left_since_they_are_drained_count_with_those_that_a_maintenance_takes():
+    assert found(taken(2, 5), drained=[5]) == [("m", False)]
+    assert found(taken(2, 5), drained=[6]) == [("m", True)]
+    assert found(taken(2, 5, start_s=-100.0), drained=[6]) == [("m", False)]  # its nodes are left already
