@@ -31,7 +31,7 @@ class Position:
     Attributes:
         since_t: what that was when it was used for the first time; where that cannot be read, a minute before it was written.
         is_lost: whether what was kept cannot be read.
-        at_bytes: up to where lines were taken, by file.
+        at_bytes: up to where lines were taken, by file; none of a file of which all that was read was there before `since_t`.
         newest_t: the latest of the times of the lines up to there, and maybe of some after them, by file.
 
     Raises:

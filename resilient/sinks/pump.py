@@ -71,6 +71,7 @@ class Pump(threading.Thread):
         self._taken_t = -float("inf")  # monotonic: when the sink has last taken anything
         self._went_well_t = -float("inf")  # monotonic: when a line by itself was done with
         self._failures: dict[int, _Failures] = {}  # of lines of one file that wait, by where they end
+        self._since_t: dict[str, float] = {}  # of files of which nothing is read that was to be taken: lines before that are not
 
     @property
     def failing_s(self) -> float:
@@ -82,9 +83,10 @@ class Pump(threading.Thread):
         """Until the job has ended and all was taken."""
         position = self._insist(lambda: Position(self._campaign.run_dir, self.name, self._began_t))
         sink = self._insist(lambda: self._make(self._campaign, self._settings))
-        since_t = 0.0 if sink.history else position.since_t
+        if not sink.history:
+            self._since_t = {name: position.since_t for name in sink.files if name not in position.at_bytes}
         if position.is_lost:
-            since = "" if sink.history else time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(since_t))
+            since = "" if sink.history else time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(position.since_t))
             log.warning("%s: how far it has come cannot be read; all lines%s are sent, some of them again", self.name, since)
         files = [
             LineFile(self._campaign.run_dir / name, position.at_bytes.get(name, 0), position.newest_t.get(name))
@@ -94,7 +96,7 @@ class Pump(threading.Thread):
             ending = self._ending.is_set()  # asked first: then all is there to be read
             if self._paused_s(sink) <= 0:
                 for file in files:
-                    while self._feed(sink, file, position, since_t):
+                    while self._feed(sink, file, position):
                         pass
             self._refresh(sink)
             if ending:
@@ -103,10 +105,10 @@ class Pump(threading.Thread):
         self._insist(sink.close)
         position.close()
 
-    def _feed(self, sink: Sink, file: LineFile, position: Position, since_t: float) -> bool:
+    def _feed(self, sink: Sink, file: LineFile, position: Position) -> bool:
         """Have the sink take what has come in a file; whether there was anything."""
         began_bytes = file.at_bytes
-        lines = [line for line in self._insist(file.read) if self._goes(line, sink, since_t)]
+        lines = [line for line in self._insist(file.read) if self._goes(line, sink)]
         while lines:
             while (paused_s := self._paused_s(sink)) > 0:
                 self._refresh(sink)
@@ -118,10 +120,12 @@ class Pump(threading.Thread):
                 self._keep(position, file, lines[done - 1].end_bytes)
             lines = list(left)
             if not done and len(lines) < WINDOW:  # those that are taken tell that those before them are refused
-                lines += [line for line in self._come(file) if self._goes(line, sink, since_t)]
-        if file.at_bytes != began_bytes:
+                lines += [line for line in self._come(file) if self._goes(line, sink)]
+        has_come = file.at_bytes != began_bytes
+        was_history = not has_come and file.at_bytes > 0 and self._since_t.pop(file.name, None) is not None
+        if was_history or (has_come and file.name not in self._since_t):
             self._keep(position, file, file.at_bytes)
-        return file.at_bytes != began_bytes
+        return has_come
 
     def _take(self, sink: Sink, lines: Sequence[Line]) -> Sequence[Line]:
         """Have the sink take the first lines, but for those that it refuses; those of all that are left, in order."""
@@ -206,8 +210,12 @@ class Pump(threading.Thread):
         newest_t = {} if file.newest_t is None else {file.name: file.newest_t}
         self._insist(lambda: position.keep({**position.at_bytes, file.name: at_bytes}, {**position.newest_t, **newest_t}))
 
-    def _goes(self, line: Line, sink: Sink, since_t: float) -> bool:
-        return line.entry["t"] >= since_t and sink.wants(line)
+    def _goes(self, line: Line, sink: Sink) -> bool:
+        """Whether the sink is to take a line: what was there before it was used is told by its time, until that is passed once."""
+        if line.entry["t"] < self._since_t.get(line.file, 0.0):
+            return False
+        self._since_t.pop(line.file, None)
+        return sink.wants(line)
 
     def _paused_s(self, sink: Sink) -> float:
         """How long the sink is to be left alone."""

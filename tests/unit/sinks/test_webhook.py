@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from resilient.sinks.base import Line
 from resilient.sinks.command import send
+from resilient.sinks.following import LineFile
 from resilient.sinks.position import Position
 from resilient.sinks.process import made
 from resilient.sinks.pump import Pump
@@ -144,6 +146,52 @@ def test_what_happened_before_it_was_configured_is_not_told(written, receiver):
     written.fault(2, generation=2)
     fed.end()
     assert [each.get("fault_id") for each in receiver.told()] == ["f2", "f2"]
+
+
+def test_what_happens_after_a_clock_was_ahead_is_told(written, receiver):
+    written.started()
+    written.t += 7200.0
+    fed = Fed(written, receiver, began_t=written.t)
+    written.fault(1)
+    fed.end()
+    written.t -= 7200.0
+    Fed(written, receiver, began_t=written.t).end()
+    written.fault(2, generation=2)
+    Fed(written, receiver, began_t=written.t).end()
+    assert [each.get("fault_id") for each in receiver.told()] == ["f1", "f1", "f2", "f2"]
+
+
+def test_what_comes_once_all_that_was_there_is_read_is_told_whatever_the_clock_says(written, receiver):
+    campaign_with(written, 1)
+    Fed(written, receiver, began_t=written.t + 7200.0).end()  # its own job has said nothing
+    campaign_with(written, 1)
+    Fed(written, receiver, began_t=written.t).end()
+    assert [each["type"] for each in receiver.told()] == expected(1)
+
+
+def test_a_process_that_ends_amid_what_happened_before_has_the_next_one_tell_none_of_it(
+    written, receiver, monkeypatch: pytest.MonkeyPatch
+):
+    campaign_with(written, 3)
+    monkeypatch.setattr("resilient.past.stream.BLOCK_BYTES", 1000)
+    reads, read, back = [0], LineFile.read, threading.Event()
+
+    def stuck(file: LineFile) -> list[Line]:
+        reads[0] += 1
+        if reads[0] > 1 and not back.is_set():
+            raise OSError("the file system has gone away")
+        return read(file)
+
+    monkeypatch.setattr(LineFile, "read", stuck)
+    fed = Fed(written, receiver, began_t=written.t + 1.0)
+    wait_for(lambda: reads[0] > 1)
+    kept = msgspec.json.decode((written.run_dir / "sinks" / "webhook.json").read_bytes())
+    back.set()
+    assert kept["at_bytes"] == {}
+    written.t += 2.0
+    written.fault(4)
+    fed.end()
+    assert [each.get("fault_id") for each in receiver.told()] == ["f4", "f4"]
 
 
 def test_only_what_is_asked_for_is_told(written, receiver):
