@@ -13,10 +13,11 @@ os.environ.setdefault(
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric
+from mlflow.entities import Metric, RunStatus
 from mlflow.exceptions import MlflowException
 
 from resilient.config.sinks import MLflow
+from resilient.exits import Exit
 from resilient.ledger import EVENTS, METRICS
 from resilient.sinks.base import Campaign, Line, NotTaken, Refused, Sink
 from resilient.sinks.in_time import in_time
@@ -50,8 +51,6 @@ class MLflowSink(Sink):
         experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
         found = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{campaign.identity}'")
         run = found[0] if found else self._client.create_run(experiment, run_name=campaign.name, tags={_TAG: campaign.identity})
-        if found:
-            self._client.update_run(run.info.run_id, status="RUNNING")
         return str(run.info.run_id)
 
     def take(self, lines: Sequence[Line]) -> None:
@@ -67,14 +66,16 @@ class MLflowSink(Sink):
         else:
             for start in range(0, len(metrics), _MOST):
                 self._log(metrics[start : start + _MOST])
-        for line in lines:
-            if line.entry.get("event") == "run_finished":
-                self._end("FINISHED" if line.entry["exit_code"] == 0 else "FAILED")
+        if told := [status for line in lines if (status := _status_of(line.entry)) is not None]:
+            self._becomes(told[-1])
 
-    def _end(self, status: str) -> None:
+    def _becomes(self, status: str) -> None:
         try:
             with in_time(ANSWER_S):
-                self._client.set_terminated(self._run, status)
+                if RunStatus.is_terminated(RunStatus.from_string(status)):
+                    self._client.set_terminated(self._run, status)
+                else:
+                    self._client.update_run(self._run, status=status)
         except MlflowException as error:
             raise self._judged(error) from None
 
@@ -117,3 +118,13 @@ class MLflowSink(Sink):
         except MlflowException as unknown:
             return NotTaken(f"{error}; whether its run is there is not known: {unknown}")
         return Refused(str(error)) if is_there else NotTaken(str(error))
+
+
+def _status_of(entry: Mapping[str, Any]) -> str | None:
+    """What a line makes of the run, in MLflow's words; None: nothing else. A stop is no failure: another job goes on."""
+    match entry.get("event"):
+        case "run_started":
+            return "RUNNING"
+        case "run_finished":
+            return {Exit.OK: "FINISHED", Exit.STOPPED: "SCHEDULED"}.get(entry["exit_code"], "FAILED")
+    return None

@@ -140,6 +140,38 @@ def test_a_campaign_that_is_over_is_finished_in_mlflow(campaign):
     assert run.info.status == "FINISHED"
 
 
+def status(run_dir: Path) -> str:
+    client = mlflow_client(run_dir)
+    [run] = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
+    return str(run.info.status)
+
+
+def test_mlflow_shows_what_became_of_a_campaign_by_the_order_of_its_jobs(written):
+    sink = mlflow_sink(written)
+    at_bytes = 0
+
+    def after(*codes: int | None) -> str:
+        nonlocal at_bytes
+        for code in codes:
+            if code is None:
+                written.started()
+            else:
+                written.finished(code)
+        file = LineFile(written.run_dir / "events.jsonl", at_bytes)
+        sink.take(file.read())
+        at_bytes = file.at_bytes
+        return status(written.run_dir)
+
+    assert after(None) == "RUNNING"
+    assert after(75) == "SCHEDULED"
+    assert after(None) == "RUNNING"
+    assert after(70, None, 75, None) == "RUNNING"
+    assert after(70) == "FAILED"
+    mlflow_sink(written)  # to send what is left, where nothing is
+    assert status(written.run_dir) == "FAILED"
+    assert after(None, 0) == "FINISHED"
+
+
 def test_what_is_no_number_is_left_out():
     line = {"t": 1.0, "generation": 1, "step": 2, "loss": float("nan"), "lr": 1, "note": "x", "ok": True, "big": 10**400}
     assert numbers_of(line) == {"train/lr": 1.0}
