@@ -117,6 +117,11 @@ class Coordinator:
         if not self.finished:
             self._core.shutdown.stop(signal_name, when, out, until_t=until_t)
 
+    def limit_is(self, end_t: float | None, now: float, _: Outbox) -> None:
+        """The end of the job's time has changed: that it has now, unix seconds; None: it has no limit."""
+        self._attendance.note(now)
+        self._core.shutdown.limit_is(end_t)
+
     def evacuate(self, nodes: Mapping[int, str], resumed: Collection[int], now: float, out: Outbox) -> None:
         """These nodes, and no others but those that are ill, are to be left, and stay so. Args: resumed: that may be used again."""
         when = self._attendance.note(now)

@@ -44,7 +44,7 @@ class JobSpec:
         without_spare: what becomes of a node that is gone, where fewer could go on.
         rates: of training by number of ranks, as shares of the full one; where it is not said, that of the ranks.
         measured: in earlier jobs; `queues_s` only in a chain.
-        start_t, end_t: of the job's time, unix seconds; None where it has no limit, or it is not known.
+        start_t, end_t: of the job's time, as it was when the job began, unix seconds; None: it has no limit, or it is not known.
     """
 
     layouts: Mapping[int, Mapping[str, int]]

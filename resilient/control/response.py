@@ -172,14 +172,14 @@ class Response:
         if membership.spare() is not None or fewer in (0, max(job.layouts)):
             return None
         returns_s = [*job.measured.returns_s, *membership.returns_s]
-        left_s = max(0.0, job.end_t - when.now) if job.end_t is not None else None
+        end_t = self._core.shutdown.end_t
         figures = Figures(
             nodes=membership.wanted,
             fewer=-(-fewer // job.procs_per_node),
             rate=job.rate(fewer),
             returns_s=[each for each in returns_s if each > job.rejoin_s],  # for so long it is waited for in any case
             restart_s=median(job.measured.restarts_s) if job.measured.restarts_s else RESTART_S,
-            left_s=left_s,
+            left_s=max(0.0, end_t - when.now) if end_t is not None else None,
             limit_s=job.end_t - job.start_t if job.end_t is not None and job.start_t is not None else None,
             queues_s=job.measured.queues_s,
         )

@@ -66,13 +66,22 @@ class Saving:
 
 
 class Shutdown:
-    """Invariants: at most one drain in a job; `saving` from when no generation will follow; nothing happens once `finished`."""
+    """Invariants: at most one drain in a job; `saving` from when no generation will follow; nothing happens once `finished`.
+
+    Attributes:
+        end_t: of the job's time, as it was told last; unix seconds, None: it has no limit, or it is not known.
+    """
 
     def __init__(self, job: JobSpec, membership: Membership, snapshots: Snapshots, generations: Generations) -> None:
         self._job, self._membership, self._snapshots, self._generations = job, membership, snapshots, generations
         self.drain: Drain | None = None
         self.saving: Saving | None = None
         self.finished = False
+        self.end_t = job.end_t
+
+    def limit_is(self, end_t: float | None) -> None:
+        """The job's time ends then, unix seconds; None: it has no limit."""
+        self.end_t = end_t
 
     # -- a stop --------------------------------------------------------------------------------------------------------
 

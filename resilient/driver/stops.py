@@ -16,7 +16,7 @@ from resilient.config import Config
 from resilient.control import Coordinator
 from resilient.slurm import queue
 from resilient.slurm.allocation import Allocation
-from resilient.slurm.deadline import KILL_WAIT_S, Known, Stop, called_over, due, lead_s, needed_s, signalled
+from resilient.slurm.deadline import JOBS_TIME, KILL_WAIT_S, Known, Stop, called_over, due, lead_s, needed_s, signalled
 from resilient.slurm.queue import ALIVE, ENDED, QueuedJob, SlurmSilent
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Stops:
         self._asked_lead_s = asked_lead_s
         self._asked_drain_s = asked_drain_s
         self._drain_s = drain_s
-        self._end_t = end_t
+        self._end_t = self._told_t = end_t  # told: to the coordinator
         self._turn = turn
         self._note = note
         self._began_t = time.time()
@@ -89,6 +89,7 @@ class Stops:
     def wanted_back(self, start_t: float | None, name: str = "") -> None:
         """From then on, unix seconds, a maintenance of this name wants the job's nodes; None: no more."""
         self._wanted = None if start_t is None else (start_t, name)
+        self._tell()
 
     async def watch(self) -> None:
         """Stop the run in time before the job's end; never returns."""
@@ -139,17 +140,30 @@ class Stops:
             self._ends.clear()
         if job is not None and job.state in ALIVE and not job.preempted:
             self._end_t, self._answered = job.end_t, True
+            self._tell()
         return job
+
+    def _tell(self) -> None:
+        """The coordinator weighs what is done about faults by the time that is left."""
+        end_t, _ = self._ends_by()
+        if end_t != self._told_t:
+            self._told_t = end_t
+            self._turn(self._coordinator.limit_is, None if end_t is None else clock.here(end_t))
+
+    def _ends_by(self) -> tuple[float | None, str]:
+        """By when the job is over, and what ends then, for a person: its time, or that until a maintenance wants its nodes."""
+        if self._wanted is not None and (self._end_t is None or self._wanted[0] < self._end_t):
+            start_t, name = self._wanted
+            return start_t, f"until the maintenance {name}"
+        return self._end_t, JOBS_TIME
 
     def _known(self, job: QueuedJob | None, now: float) -> Known:
         time_s = None if self._end_t is None else self._end_t - self._began_t
         lead = lead_s(self._asked_lead_s, drain_s=self._drain_s, time_s=time_s)
         needed = needed_s(self._coordinator.drain_estimate_s(), lead_s=lead, asked=self._asked_lead_s is not None)
         kill_wait_s = KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
-        if self._wanted is not None and (self._end_t is None or self._wanted[0] < self._end_t):
-            start_t, name = self._wanted
-            return Known(start_t, job, needed, lead, kill_wait_s, f"until the maintenance {name}")
-        return Known(self._end_t, job, needed, lead, kill_wait_s)
+        end_t, until = self._ends_by()
+        return Known(end_t, job, needed, lead, kill_wait_s, until)
 
     def _carry_out(self, stop: Stop, now: float) -> None:
         ahead_s = clock.here(now) - now  # Slurm's times are the machine's

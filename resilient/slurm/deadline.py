@@ -14,6 +14,7 @@ MARGIN_S = 5.0  # of a drain, for what is neither a step nor a copy nor a flush
 EARLY_S = 90.0  # how much earlier than asked Slurm may send the signal ahead of the limit
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, where the site does not say
 JOB_OVER = "slurm_job_over"  # a stop, because Slurm says so of the job of this process
+JOBS_TIME = "of the job's time"  # what is left, for a person
 LEAD_SHARE = 0.25  # a lead that was not asked for takes no more of a job's time
 
 
@@ -50,7 +51,7 @@ class Known:
     needed_s: float
     lead_s: float
     kill_wait_s: float = KILL_WAIT_S
-    until: str = "of the job's time"
+    until: str = JOBS_TIME
 
 
 def needed_s(measured_s: float | None, *, lead_s: float, asked: bool) -> float:

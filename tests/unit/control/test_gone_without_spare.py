@@ -11,10 +11,12 @@ from resilient.protocol.messages import Start
 from resilient.recovery.without_spare import Measured
 
 
-def lost(**settings) -> Play:
-    """Of three nodes, of which two would do, one is gone."""
+def lost(*ends_s: float | None, **settings) -> Play:
+    """Of three nodes, of which two would do, one is gone. Args: ends_s: what is told of the job's end, seconds from now."""
     play = Play(3, fewer=(2,), **settings)
     play.start()
+    for end_s in ends_s:
+        play.do("limit_is", None if end_s is None else play.now + end_s)
     play.resumed(0)
     play.beat(0, 1)
     play.do("lost", 2, "its connection broke")
@@ -94,3 +96,13 @@ def beats(play: Play, slow: int) -> tuple[int, ...]:
                 play.report(rank, heartbeats={rank: beat(20 * number, play.now, own_s=own_s)})
     assert play.events("fault")[-1]["kind"] == "straggler"
     return members
+
+
+def test_what_is_left_of_the_job_is_weighed_by_its_end_as_it_was_told_last():
+    def why(*ends_s: float | None) -> str:
+        reason: str = lost(*ends_s, without_spare="auto", end_t=1000.0 + 3600.0).events("action")[0]["reason"]
+        return reason
+
+    assert ", 3600 s left)" in why()
+    assert ", 70000 s left)" in why(5.0, 70_000.0)
+    assert " left)" not in why(5.0, None)

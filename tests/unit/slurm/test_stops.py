@@ -198,6 +198,27 @@ def test_the_run_is_stopped_ahead_of_a_maintenance_that_comes_before_the_end(slu
         assert any("until the maintenance all" in note for note in play.notes)
 
 
+def test_each_new_end_of_the_job_is_told_once(slurm):
+    play = Play(slurm, 1800.0)
+    told: list[float | None] = []
+
+    def turn(handler: Callable[..., None], *news: Any, **_: Any) -> None:
+        assert handler == play.coordinator.limit_is
+        told.extend(news)
+
+    play.stops._turn = turn
+    asyncio.run(play.stops._ask(60.0))
+    asyncio.run(play.stops._ask(60.0))
+    start_t = play.end_t - 600.0
+    play.stops.wanted_back(start_t, "all")
+    play.stops.wanted_back(None)
+    play.stops.wanted_back(play.end_t + 600.0, "later")
+    slurm.becomes("7", end="N/A")
+    asyncio.run(play.stops._ask(60.0))
+    end_t = int(play.end_t)
+    assert told == [pytest.approx(t, abs=1.0) if t is not None else None for t in (end_t, start_t, end_t, play.end_t + 600.0)]
+
+
 def test_a_signal_ahead_of_the_limit_that_comes_early_stops_nothing(slurm):
     play = Play(slurm, 100.0, asked_lead_s=20.0)
     play.signal("SIGUSR1")
