@@ -16,7 +16,7 @@ class Exit(IntEnum):
 class Watched(IntEnum):
     """What else the exit status of `resilient watch` may mean."""
 
-    STALLED = 3  # somebody works on the campaign, and it makes no progress
+    STALLED = 3  # somebody works on the campaign, or should since its job runs, and it makes no progress
     DEAD = 4  # nobody works on it, nobody will, and it is not over
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 STATE = Path(os.environ["FAKE_SLURM"])
-WIDTHS = (32, 24, 24, 24, 48)
+WIDTHS = (32, 24, 24, 24, 24, 48)
 
 
 def option(arguments: list[str], name: str) -> str:
@@ -58,7 +58,8 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
                 return
             for job in found:
                 if job["state"] not in ("CANCELLED", "COMPLETED") or wanted:
-                    words = (job["id"], job["state"], job["end"], job.get("preempt", "N/A"), job.get("reason", "Dependency"))
+                    times = (job["end"], job.get("preempt", "N/A"), job.get("start", "N/A"))
+                    words = (job["id"], job["state"], *times, job.get("reason", "Dependency"))
                     print("".join(f"{word:<{width}}" for word, width in zip(words, WIDTHS, strict=True)))
         case "scancel":
             for job in queue:

@@ -17,10 +17,11 @@ from resilient.slurm.hosts import expand
 from resilient.slurm.options import in_script, overriding
 
 ASK_S = 10.0
-FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider than anything that stands in it
+FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,StartTime:24,Reason:48"  # each wider than anything that stands in it
 
 # States in which a job still holds its nodes and may use them.
 ALIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
+HALTED = frozenset({"SUSPENDED", "STOPPED"})  # those of them in which its processes stand still
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 ENDED = frozenset(
     {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "REVOKED"}
@@ -54,6 +55,7 @@ class QueuedJob:
         end_t: when its time is over, unix seconds; None if it has no limit, or does not run.
         preempted: it was told to make room, and `end_t` is the end of its grace time.
         reason: why it waits.
+        start_t: when it has begun, or is expected to, unix seconds; None if that is not known.
     """
 
     job_id: str
@@ -61,6 +63,7 @@ class QueuedJob:
     end_t: float | None = None
     preempted: bool = False
     reason: str = ""
+    start_t: float | None = None
 
     @property
     def waits(self) -> bool:
@@ -79,6 +82,10 @@ class QueuedJob:
     @property
     def runs(self) -> bool:
         return self.state in ALIVE
+
+    @property
+    def halted(self) -> bool:
+        return self.state in HALTED
 
 
 @dataclass(frozen=True)
@@ -134,10 +141,11 @@ def parse_queue(text: str) -> list[QueuedJob]:
     """The jobs in the answer of `squeue --Format` with FIELDS, oldest first; lines that are none are skipped."""
     found = []
     for line in text.splitlines():
-        words = line.split(maxsplit=4)
-        if len(words) >= 4 and _JOB_ID.fullmatch(words[0]):
-            end_t, preempt_t = parse_time(words[2]), parse_time(words[3])
-            found.append(QueuedJob(words[0], words[1], end_t, preempt_t is not None, words[4].strip() if words[4:] else ""))
+        words = line.split(maxsplit=5)
+        if len(words) >= 5 and _JOB_ID.fullmatch(words[0]):
+            end_t, preempt_t, start_t = map(parse_time, words[2:5])
+            reason = words[5].strip() if words[5:] else ""
+            found.append(QueuedJob(words[0], words[1], end_t, preempt_t is not None, reason, start_t))
     return sorted(found, key=lambda job: int(job.job_id))
 
 

@@ -11,7 +11,7 @@ from resilient.slurm.queue import QueuedJob
 
 PATIENCE_S = 600.0  # without a step, at least
 STEPS = 20  # or as long as so many steps usually take
-SLOW_START = 3  # times the patience that a job has for its first step
+SLOW_START = 3  # times the patience that a job has for its first step, and that one without a driver has
 
 State = Literal["progressing", "waits", "reached", "stalled", "dead", "stopped", "gave up", "unknown"]
 
@@ -81,7 +81,7 @@ def judge(seen: Seen, patience_s: float | None = None) -> Judgement:
     if seen.exit_code in (Exit.GAVE_UP, Exit.CONFIG):
         return Judgement("gave up", f"ended with status {seen.exit_code}, {progress(seen)}")
     if alive:
-        return Judgement("waits", f"job {alive[0].job_id} starts, {progress(seen)}")
+        return _without_driver(alive[0], seen, patience_s)
     if waiting and all(job.stuck for job in waiting):
         why = f"job {waiting[0].job_id} cannot begin ({waiting[0].reason}): `resilient submit` lets it"
         return Judgement("dead", f"{why}, {progress(seen)}")
@@ -98,6 +98,18 @@ def judge(seen: Seen, patience_s: float | None = None) -> Judgement:
     if seen.started_t is None:
         return Judgement("dead", "it has never started")
     return Judgement("dead", f"its driver is gone without a last word, {progress(seen)}")
+
+
+def _without_driver(job: QueuedJob, seen: Seen, patience_s: float | None) -> Judgement:
+    """Of a campaign whose job has its nodes, and that nobody works on: not yet, or not any more."""
+    halted = f"job {job.job_id} is suspended ({job.state})"
+    if job.start_t is not None:
+        last_t = max([job.start_t, *seen.steps_t[-1:]])
+        if seen.now - last_t > SLOW_START * (PATIENCE_S if patience_s is None else patience_s):
+            why = halted if job.halted else f"job {job.job_id} runs, and nobody works on it"
+            since = "since it was started" if last_t == job.start_t else "since its last step"
+            return Judgement("stalled", f"{why}: {progress(seen)}, {duration(seen.now - last_t)} {since}")
+    return Judgement("waits", f"{halted if job.halted else f'job {job.job_id} starts'}, {progress(seen)}")
 
 
 def _running(seen: Seen, patience_s: float | None) -> Judgement:

@@ -22,8 +22,8 @@ JobId=18 HetJobId=17 HetJobOffset=1 JobName=x Requeue=1 JobState=RUNNING Reason=
 _RESERVATIONS = b"""ReservationName=a StartTime=2026-11-23T10:00:00 EndTime=2026-11-24T10:00:00 Nodes=n[1-3],m Flags=MAINT
 ReservationName=b StartTime=2026-11-25T10:00:00 EndTime=2026-11-26T10:00:00 Nodes=n2 NodeCnt=1 Flags=MAINT State=INACTIVE
 """
-_SQUEUE = b"""17                              RUNNING                 2026-11-23T10:00:00     N/A                     None
-18                              PENDING                 N/A                     2026-11-23T10:00:00     Dependency, and more
+_SQUEUE = b"""17                      RUNNING         2026-11-23T10:00:00     N/A                     2026-11-23T09:00:00     None
+18                      PENDING         N/A                     2026-11-23T10:00:00     N/A                     Dependency, and more
 """
 _CHAIN = b"""{"t": 1.5, "what": "begun", "name": "quick-1234"}
 {"t": 2.5, "what": "submitted", "job": "17", "after": null}

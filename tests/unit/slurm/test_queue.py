@@ -11,22 +11,22 @@ from resilient.slurm.queue import QueuedJob, environment, parse_allotted, parse_
 
 
 def row(*words: str) -> str:
-    return "".join(f"{word:<{width}}" for word, width in zip(words, (32, 24, 24, 24, 48), strict=True))
+    return "".join(f"{word:<{width}}" for word, width in zip(words, (32, 24, 24, 24, 24, 48), strict=True))
 
 
 def test_the_queue_is_read_oldest_job_first():
     text = "\n".join(
         [
-            row("1042", "PENDING", "N/A", "N/A", "Dependency"),
-            row("999", "RUNNING", "2026-11-21T14:00:00", "N/A", "None"),
-            row("1000", "RUNNING", "2026-11-21T14:00:00", "2026-11-21T13:59:00", "None"),
-            row("1001", "PENDING", "N/A", "N/A", "(Nodes required for job are DOWN)"),
+            row("1042", "PENDING", "N/A", "N/A", "N/A", "Dependency"),
+            row("999", "RUNNING", "2026-11-21T14:00:00", "N/A", "2026-11-21T13:00:00", "None"),
+            row("1000", "RUNNING", "2026-11-21T14:00:00", "2026-11-21T13:59:00", "N/A", "None"),
+            row("1001", "PENDING", "N/A", "N/A", "N/A", "(Nodes required for job are DOWN)"),
             "slurm_load_jobs error: something else",
         ]
     )
     end = datetime.fromisoformat("2026-11-21T14:00:00").timestamp()
     assert parse_queue(text) == [
-        QueuedJob("999", "RUNNING", end, False, "None"),
+        QueuedJob("999", "RUNNING", end, False, "None", end - 3600.0),
         QueuedJob("1000", "RUNNING", end, True, "None"),
         QueuedJob("1001", "PENDING", None, False, "(Nodes required for job are DOWN)"),
         QueuedJob("1042", "PENDING", None, False, "Dependency"),
@@ -40,7 +40,7 @@ def test_a_job_that_waits_is_one_that_has_no_nodes(state):
 
 @pytest.mark.parametrize("word", ["N/A", "NONE", "Unknown", "Invalid"])
 def test_no_time_limit_is_no_end(word):
-    assert parse_queue(row("7", "RUNNING", word, "N/A", "None"))[0].end_t is None
+    assert parse_queue(row("7", "RUNNING", word, "N/A", "N/A", "None"))[0].end_t is None
 
 
 def test_the_sites_kill_wait_is_read():

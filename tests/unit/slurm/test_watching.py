@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from resilient.watch.memory import Memory
 ROOT = Path(__file__).parents[3]
 NOW = 1_800_000_000.0
 RUNS, WAITS = QueuedJob("7", "RUNNING"), QueuedJob("8", "PENDING", reason="Priority")
+BEGUN = replace(RUNS, start_t=NOW - 4 * PATIENCE_S)
 BASE = Seen("x", NOW, step=10, target_step=20, steps_t=(NOW - 9, NOW - 6, NOW - 3), started_t=NOW - 500)
 LONG_AGO = (NOW - 3 * PATIENCE_S - 3, NOW - 3 * PATIENCE_S)
 
@@ -55,6 +57,11 @@ CASES: list[tuple[Seen, str, str]] = [
     (replace(BASE, started_t=None, steps_t=(), step=0), "dead", "it has never started"),
     (replace(BASE, exit_code=75, chain=True, jobs=[WAITS]), "waits", "job 8 waits (Priority)"),
     (replace(BASE, chain=True, jobs=[RUNS, WAITS]), "waits", "job 7 starts"),
+    (replace(BASE, chain=True, jobs=[BEGUN]), "waits", "job 7 starts"),
+    (replace(BASE, chain=True, jobs=[BEGUN], now=NOW + 9e9), "stalled", "job 7 runs, and nobody works on it: "),
+    (replace(BASE, chain=True, jobs=[replace(BEGUN, start_t=NOW - 9e9)]), "waits", "job 7 starts"),  # steps were finished since
+    (replace(BASE, chain=True, jobs=[QueuedJob("7", "SUSPENDED")]), "waits", "job 7 is suspended (SUSPENDED)"),
+    (replace(BASE, chain=True, jobs=[replace(BEGUN, state="STOPPED")], now=NOW + 9e9), "stalled", "job 7 is suspended (STOPPED)"),
     (replace(BASE, exit_code=75, chain=True, jobs=[]), "dead", "no job of its chain runs or waits"),
     (replace(BASE, exit_code=75, jobs=[]), "stopped", "status 75"),  # the chain is over
     (replace(BASE, chain=True, silent=True), "unknown", "Slurm does not say"),
@@ -203,6 +210,9 @@ def test_the_chain_is_asked_for(tmp_path: Path, slurm):
     assert judged_one(run_dir, time.time(), None)[1].state == "waits"
     campaign(run_dir, time.time(), 75)
     assert judged_one(run_dir, time.time(), None)[1].state == "waits"
+    slurm.becomes("100", state="RUNNING", start=datetime.fromtimestamp(time.time() - 60).isoformat(timespec="seconds"))
+    assert judged_one(run_dir, time.time(), None)[1].state == "waits"
+    assert judged_one(run_dir, time.time() + 4 * PATIENCE_S, None)[1].state == "stalled"
     slurm.set([])
     assert judged_one(run_dir, time.time(), None)[1].state == "dead"
     slurm.deaf(9)
