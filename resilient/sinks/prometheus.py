@@ -1,5 +1,6 @@
 """Prometheus: a file for the textfile collector of node_exporter, and a loopback port if asked for."""
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ from resilient.config.sinks import Prometheus
 from resilient.sinks.base import Campaign, Sink
 from resilient.sinks.measures import STEP_SECONDS, STEP_SECONDS_HELP, measured
 from resilient.sinks.totals import STEP_BUCKETS_S, Totals
+
+log = logging.getLogger(__name__)
 
 RUN = "run"  # the label with the campaign's name, which all have
 
@@ -51,7 +54,7 @@ def _steps(name: str, totals: Totals) -> Metric:
 
 
 class PrometheusSink(Sink):
-    """Writes the file. Args: settings: of `resilient.config.sinks.Prometheus`."""
+    """Writes the file, and has the port from when it is free. Args: settings: of `resilient.config.sinks.Prometheus`."""
 
     def __init__(self, campaign: Campaign, settings: Mapping[str, Any]) -> None:
         wanted = Prometheus(**settings)
@@ -60,16 +63,32 @@ class PrometheusSink(Sink):
         self._written_t = -float("inf")
         self._registry = CollectorRegistry()
         self._registry.register(_Collector(campaign))
-        if wanted.port is not None:
-            start_http_server(wanted.port, addr="127.0.0.1", registry=self._registry)
+        self._port, self._alive = wanted.port, campaign.alive
+        self._server: Any = None
+        self._told = False
 
     def refresh(self) -> None:
         """Write the file if it is time. Raises OSError."""
+        if self._port is not None and self._server is None and self._alive():  # between two jobs nobody asks for it
+            self._serve(self._port)
         if time.monotonic() - self._written_t >= self._every_s:
             self._write()
 
     def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
         self._write()
+
+    def _serve(self, port: int) -> None:
+        """Open the port, if it is free: another campaign on this host may have it, or the job before for some seconds more."""
+        try:
+            self._server, _ = start_http_server(port, addr="127.0.0.1", registry=self._registry)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                log.warning("prometheus: port %d cannot be opened, which is tried again; the file is written: %s", port, error)
 
     def _write(self) -> None:
         replace(self._file, generate_latest(self._registry), shared=self._shared)

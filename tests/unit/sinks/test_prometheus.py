@@ -176,6 +176,40 @@ def test_the_port_is_on_the_loopback_and_says_the_same(campaign):
         assert samples(answer.read().decode()) == samples((campaign.run_dir / "metrics.prom").read_text())
 
 
+def test_a_port_that_is_taken_is_told_once_costs_no_file_and_is_opened_when_it_is_free(written, caplog: pytest.LogCaptureFixture):
+    file = written.run_dir / "metrics.prom"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        sink = PrometheusSink(written.campaign(), {"file": str(file), "port": port, "every_s": 1e-9})
+        for _ in range(3):
+            file.unlink(missing_ok=True)
+            sink.refresh()
+            assert file.exists()
+    (told,) = caplog.messages
+    assert f"port {port} cannot be opened" in told
+    sink.refresh()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120.0) as answer:
+        assert b"resilient_up" in answer.read()
+    sink.close()
+    with socket.socket() as other, pytest.raises(ConnectionRefusedError):
+        other.connect(("127.0.0.1", port))
+
+
+def test_between_two_jobs_no_port_is_opened(written):
+    file = written.run_dir / "metrics.prom"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        other.listen()
+        sink = PrometheusSink(written.campaign(alive=lambda: False), {"file": str(file), "port": port})
+    sink.refresh()
+    assert file.exists()
+    with socket.socket() as other, pytest.raises(ConnectionRefusedError):
+        other.connect(("127.0.0.1", port))
+
+
 def test_the_dashboard_asks_only_for_what_is_there():
     board = json.loads((ROOT / "docs/grafana.json").read_text())
     asked = {target["expr"] for panel in board["panels"] for target in panel.get("targets", [])}
