@@ -31,7 +31,7 @@ class BufferPlaces:
 
     def open(self) -> Buffers:
         """The buffers of this daemon's start: in the place where an earlier daemon had them, else in the first that works."""
-        there = [place for place in self.all if any(buffer_path(place, index).is_dir() for index in range(self._count))]
+        there = [place for place in self.all if any(_is_there(buffer_path(place, index)) for index in range(self._count))]
         chosen = next((place for place in there if safe_dir.is_safe(place, trusted=self.trusted(place))), None)
         opened = self._first([chosen] if chosen else self.all)
         nearer = self.all[: self.all.index(opened.root)] if opened.root in self.all else []
@@ -76,3 +76,12 @@ class BufferPlaces:
         """Remove what was left behind. Args: root: where the buffers are now."""
         for place in self.left(root):
             await asyncio.to_thread(safe_dir.remove, place, trusted=self.trusted(place))
+
+
+def _is_there(buffer: Path) -> bool:
+    """Whether an earlier daemon had a buffer there; none is on a file system that answers with an error."""
+    try:
+        return buffer.is_dir()
+    except OSError as error:
+        log.warning("%s counts as no buffer: %s", buffer, error.strerror)
+        return False

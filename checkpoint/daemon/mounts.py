@@ -9,6 +9,7 @@ import errno
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,24 +35,47 @@ class Mounts:
     def __init__(self, directory: Path, job: str, roots: Iterable[Path]) -> None:
         mark = hashlib.blake2b(job.encode(), digest_size=16).hexdigest()
         known = _read(directory / FILE).get(mark, {})
-        self._points = {root: known[str(root)] if str(root) in known else _mount_point(root) for root in roots}
+        self._points = {root: known[str(root)] if str(root) in known else _found(root) for root in roots}
         self._directory, self._mark = directory, mark
+        self._keeping = threading.Lock()
         self.keep()
 
     def keep(self) -> None:
         """Leave what this daemon has seen to the next one."""
-        _write(self._directory, {self._mark: {str(root): point for root, point in self._points.items()}})
+        with self._keeping:
+            seen = {str(root): point for root, point in self._points.items() if point is not None}
+            _write(self._directory, {self._mark: seen})
 
     def check(self, root: Path) -> None:
-        """Raises FileNotFoundError where the file system of a directory was mounted, and is not any more."""
+        """Called by any thread.
+
+        Raises FileNotFoundError where the file system of a directory was mounted, and is not any more; OSError where it does not
+        say so.
+        """
         point = self._points.get(root, "")
-        if point and not _is_mounted(point):
+        try:
+            if point is None:  # it answers now, or is in no state to be written to
+                point = self._points[root] = _mount_point(root)
+                self.keep()
+            gone = point != "" and not _is_mounted(point)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(root)) from error
+        if gone:
             why = f"the file system that was mounted on {point} when the job began is not mounted any more"
             raise FileNotFoundError(errno.ENOENT, why, str(root))
 
 
+def _found(root: Path) -> str | None:
+    """The mount point of a directory; None where its file system does not say, as one that has lost its server."""
+    try:
+        return _mount_point(root)
+    except OSError as error:
+        log.warning("where the file system of %s is mounted is found out once it answers: %s", root, error.strerror)
+        return None
+
+
 def _mount_point(path: Path) -> str:
-    """Where the file system is mounted that a path is on or will be on; empty where that is the root of all."""
+    """Where the file system is mounted that a path is on or will be on; empty where that is the root of all. Raises OSError."""
     real = Path(os.path.realpath(path))
     for each in (real, *real.parents):
         if each.parent == each:
@@ -62,7 +86,7 @@ def _mount_point(path: Path) -> str:
 
 
 def _is_mounted(point: str) -> bool:
-    """Whether a file system is mounted there; one that is mounted on demand is, then."""
+    """Whether a file system is mounted there; one that is mounted on demand is, then. Raises OSError where it does not say."""
     try:
         return os.stat(f"{point}/.").st_dev != os.stat(f"{point}/..").st_dev  # noqa: PTH116 - pathlib drops the dot
     except (FileNotFoundError, NotADirectoryError):

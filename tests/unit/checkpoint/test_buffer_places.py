@@ -64,6 +64,17 @@ def test_a_place_that_cannot_be_used_is_passed_over(make: Make, base: Path, capl
     assert places.left(base / "disk") == [], "what is not a directory of ours is nothing that was left"
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_place_that_answers_with_an_error_is_passed_over(make: Make, base: Path, known: bool) -> None:
+    """Args: known: a daemon before this one has seen it well."""
+    if known:
+        make()
+    (base / "ram").symlink_to("x" * 300)  # whatever is below it: ENAMETOOLONG
+    places = make()
+    assert places.open().root == base / "disk"
+    assert places.left(base / "disk") == []
+
+
 def test_buffers_stay_where_an_earlier_daemon_had_them(make: Make, base: Path) -> None:
     safe_dir.make_private(base / "ram")
     had_buffers(base / "disk")

@@ -84,6 +84,35 @@ def test_a_tier_that_is_a_link_to_nothing_has_failed_until_something_is_there(ba
         assert daemon.wait_for(Held).shard.tier == "nvme"
 
 
+def test_a_tier_that_answers_with_an_error_has_failed_until_it_does_not_and_keeps_no_daemon_from_starting(base: Path) -> None:
+    link = base / "disk"
+    link.symlink_to("x" * 300)  # whatever is below it: ENAMETOOLONG
+    with LoneDaemon(base) as daemon:
+        daemon.nvme = link / "cache"
+        copy(daemon, started(daemon), 1)
+        assert daemon.wait_for(TierTrouble).detail == f"File name too long: {daemon.nvme}"
+        link.unlink()
+        link.mkdir()
+        assert daemon.wait_for(Held).shard.tier == "nvme"
+
+
+def test_where_a_tier_lies_that_answered_with_an_error_at_first_is_known_once_it_answers(base: Path) -> None:
+    kept, link = base / "k", base / "link"
+    kept.mkdir(mode=0o700)
+    link.symlink_to("x" * 300)
+    mounts = Mounts(kept, "job", [link / "cache"])
+    with pytest.raises(OSError, match="File name too long"):
+        mounts.check(link / "cache")
+    with mounted(base / "disk") as disk:
+        link.unlink()
+        link.symlink_to(disk)
+        mounts.check(link / "cache")
+        unmount(disk)
+        for each in (mounts, Mounts(kept, "job", [link / "cache"])):
+            with pytest.raises(FileNotFoundError, match=f"mounted on {disk} when the job began"):
+                each.check(link / "cache")
+
+
 def test_no_buffers_are_made_below_the_mount_point_of_a_place_that_is_unmounted(base: Path) -> None:
     with mounted(base / "disk") as disk, LoneDaemon(base) as daemon:
         daemon.places = [disk / "ram"]
