@@ -119,7 +119,7 @@ def places_in(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        return addresses_in(path.read_text(), expand)
+        return addresses_in(path.read_text(encoding="utf-8", errors="replace"), expand)
     except (OSError, ValueError) as error:
         raise ConfigError([Problem("cluster.fabric", str(path), f"cannot be read as a file of switches: {error}")]) from None
 

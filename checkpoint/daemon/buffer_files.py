@@ -66,7 +66,7 @@ def make(directory: Path, blueprint: Blueprint, *, trusted: Path | None = None) 
     try:
         points.reached("buffer_made")
         for name, text in blueprint.documents.items():
-            with os.fdopen(safe_dir.create(place, name), "w") as file:
+            with os.fdopen(safe_dir.create(place, name), "w", encoding="utf-8") as file:
                 file.write(text)
         for name, shard in blueprint.shards.items():
             _make_shard(safe_dir.create(place, name), shard, blueprint.stretches(name) if name in blueprint.slots else ())

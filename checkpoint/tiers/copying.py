@@ -157,10 +157,10 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
     shares.mkdir(exist_ok=True)
     name = f"node-{node_shard.node}.g{node_shard.generation}"
     journal = shares / f"{name}.done"
-    done = set(journal.read_text().split("\n")[:-1]) if journal.exists() else set()
+    done = set(journal.read_text(encoding="utf-8").split("\n")[:-1]) if journal.exists() else set()
     shards = shards_of(_root(documents, source.path), source.path, node_shard.chunks)
     lock = threading.Lock()
-    with journal.open("a") as file:
+    with journal.open("a", encoding="utf-8") as file:
 
         def keep(path: str) -> None:
             with lock:

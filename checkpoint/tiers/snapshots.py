@@ -282,7 +282,7 @@ class Snapshots:
                 (buffer.directory / shard_manifest.NAME).unlink()
             mark = buffer.copy(local_shards, late)
             if self._local == 0:
-                (buffer.directory / STATE).write_text(json.dumps(state.plain(small), ensure_ascii=False))
+                (buffer.directory / STATE).write_bytes(json.dumps(state.plain(small), ensure_ascii=False).encode())
         except OSError as error:  # somebody has deleted it, or there is no room for a page
             number, why = error.errno, f"{error}"
             self._daemon.report_lease(

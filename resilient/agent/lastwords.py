@@ -66,7 +66,7 @@ def _take(witnesses: Mapping[int, Witness], folder: Path, name: str) -> None:
     lines: dict[int, str] = {}
     unknown = {rank: (each.pid, each.stacks) for rank in stopped if (each := witnesses[rank]).stacks is not None}
     for rank, stacks in inspection.stacks_of_stopped(unknown).items():
-        (folder / f"rank{rank}.stopped.txt").write_text(stacks)
+        (folder / f"rank{rank}.stopped.txt").write_text(stacks, encoding="utf-8")
         lines[rank] = f"where it was stopped: rank{rank}.stopped.txt; "
     for rank in stopped:
         lines[rank] = lines.get(rank, "") + "flight recorder: not asked, the process is stopped"
@@ -75,7 +75,7 @@ def _take(witnesses: Mapping[int, Witness], folder: Path, name: str) -> None:
     recorder.wait_for_answers(able, asked_t + RECORD_S)
     for rank, each in awake.items():
         lines[rank] = _record(rank, each.record, folder)
-    (folder / name).write_text("".join(f"rank {rank}: {line}\n" for rank, line in sorted(lines.items())))
+    (folder / name).write_text("".join(f"rank {rank}: {line}\n" for rank, line in sorted(lines.items())), encoding="utf-8")
 
 
 def _record(rank: int, record: Path, folder: Path) -> str:
@@ -84,4 +84,5 @@ def _record(rank: int, record: Path, folder: Path) -> str:
         return f"flight recorder: none, it did not answer within {window_s:g} s"
     for backend, file in recorder.answers(record).items():
         shutil.copyfile(file, folder / f"{backend}_trace_rank_{rank}")
-    return f"flight recorder: {'; '.join(record.read_text().splitlines())}"
+    said = record.read_text(encoding="utf-8")
+    return f"flight recorder: {'; '.join(said.splitlines())}"

@@ -100,7 +100,7 @@ def _diagnose(call: Diagnose, run_dir: Path) -> str:
     if call.traceback:
         text += f"\n## The defect\n\n```\n{call.traceback}\n```\n"
     path = run_dir / diagnosis.FILE
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     short = (
         diagnosis.short(found)
         if code is Exit.GAVE_UP and not call.traceback and found.failure and not found.alone

@@ -146,7 +146,7 @@ def replace_text(path: Path, text: str) -> None:
     """Make a file whole with this text, at once. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
-    new.write_text(text)
+    new.write_text(text, encoding="utf-8")
     new.replace(path)
 
 

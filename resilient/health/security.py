@@ -45,7 +45,7 @@ def inspect(run_dir: Path) -> Report:
 def _configured(run_dir: Path, *keys: str) -> Any:
     """What the run's config says under these keys; None where it says nothing, or cannot be read."""
     try:
-        found = yaml.safe_load((run_dir / "config.yaml").read_text())
+        found = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
         for key in keys:
             found = found[key]
         return found
@@ -58,7 +58,7 @@ def _config(run_dir: Path) -> Iterator[Finding]:
     path = run_dir / "config.yaml"
     why = "it is no mapping"
     try:
-        if isinstance(yaml.safe_load(path.read_text()), dict):
+        if isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict):
             return
     except FileNotFoundError:
         return

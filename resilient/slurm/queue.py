@@ -306,7 +306,7 @@ def _excluding(hosts: Collection[str]) -> list[str]:
 
 
 async def _sbatch(arguments: Sequence[str], script: Path) -> str:
-    return await _call(["sbatch", *arguments], 3 * ASK_S, without=overriding(in_script(script.read_text())))
+    return await _call(["sbatch", *arguments], 3 * ASK_S, without=overriding(in_script(script.read_text(errors="replace"))))
 
 
 async def exclude(job_id: str, hosts: Collection[str]) -> None:

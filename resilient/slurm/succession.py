@@ -238,7 +238,7 @@ class Succession:
 
     def _in_script(self, option: str) -> list[str]:
         """Values that the job script gives for an option."""
-        return in_script((self.run_dir / SCRIPT).read_text()).get(option, [])
+        return in_script((self.run_dir / SCRIPT).read_text(errors="replace")).get(option, [])
 
     async def inspect(self) -> list[QueuedJob] | None:
         """The jobs that wait or run; None if Slurm does not say."""

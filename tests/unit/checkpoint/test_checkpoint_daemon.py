@@ -16,7 +16,7 @@ import pytest
 from daemon_worker import job, local_shards, take, worker
 from lone_daemon import LoneDaemon
 
-from checkpoint import Snapshots, shard_manifest, verify
+from checkpoint import Snapshots, metadata, shard_manifest, verify
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.framing import encode
 from checkpoint.protocol import (
@@ -169,6 +169,27 @@ def test_a_flush_whose_source_was_overwritten_leaves_nothing_that_a_later_one_wo
     assert daemon.wait_for(Flushed).shard == 0
     copying.finish(held, documents, daemon.durable, 1)
     verify(daemon.durable / "step-00000001")
+
+
+WORKER_OF_UMLAUTS = """
+import sys
+from pathlib import Path
+import torch
+from checkpoint import LocalShard, Snapshots
+state = [LocalShard("model/weight", (8, 64), (0, 0), torch.ones(8, 64), (8, 64))]
+snapshots = Snapshots(Path(sys.argv[1]))
+snapshots.start(state)
+assert snapshots.take(1, state, {"gr\\u00f6\\u00dfe": "\\u00fc"}, frozenset(["ram"]), wait_s=120.0).copied
+"""
+
+
+def test_a_state_that_is_not_ascii_is_snapshotted_whatever_the_locale_is(base: Path) -> None:
+    environ = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        subprocess.run([sys.executable, "-c", WORKER_OF_UMLAUTS, daemon.begin(1)], env=environ, check=True)
+        held = Path(daemon.wait_for(Held).shard.directory)
+        assert metadata.parse(held, (held / metadata.NAME).read_bytes()).state == {"größe": "ü"}
 
 
 def test_a_plain_user_of_the_package_pays_for_neither_torch_nor_messages() -> None:

@@ -158,3 +158,11 @@ def test_what_did_not_fit_is_not_read_and_is_there_once_when_there_is_room_again
         run_dir.mkdir()
         assert take_in(run_dir, ram / "spill") == 20
         assert lines_of(run_dir) == list(range(1, 21))
+
+
+def test_a_whole_file_is_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
+    program = "import sys; from pathlib import Path; from resilient.driver import spill_file; "
+    program += "spill_file.replace_text(Path(sys.argv[1]), 'gr\\u00f6\\u00dfe')"
+    environ = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program, tmp_path / "page"], env=environ, check=True)
+    assert (tmp_path / "page").read_text(encoding="utf-8") == "größe"

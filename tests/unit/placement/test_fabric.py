@@ -151,3 +151,8 @@ def test_a_config_whose_file_of_switches_is_none_is_refused_before_anything_star
     path.write_text(TOPOLOGY)
     machine_layout(config)
     assert places_in(path)["n5"] == "top.leaf1.n5"
+
+
+def test_a_comment_in_a_file_of_switches_is_of_any_locale(tmp_path: Path):
+    (tmp_path / "topology.conf").write_bytes("# Größe\n".encode() + "# Größe\n".encode("latin-1") + TOPOLOGY.encode())
+    assert places_in(tmp_path / "topology.conf")["n5"] == "top.leaf1.n5"

@@ -1,6 +1,9 @@
 """What a run died of, told from the lines of its ledger."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -185,6 +188,17 @@ def test_the_page_names_the_log_of_agents_that_is_in_the_run_directory(tmp_path:
     assert answer.error is None
     told = (tmp_path / "diagnosis.md").read_text()
     assert "- logs/agents.log" in told and "agent1.log" not in told
+
+
+def test_the_page_is_utf8_whatever_the_locale_is(tmp_path: Path):
+    program = (
+        "from resilient.driver.calls import answered; from resilient.protocol.disk import Diagnose; import sys; "
+        "answer = answered(Diagnose(call=1, exit_code=70, message='die Gr\\u00f6\\u00dfe', traceback=''), sys.argv[1]); "
+        "assert answer.error is None, answer.error"
+    )
+    environ = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program, tmp_path], env=environ, check=True)
+    assert "die Größe" in (tmp_path / "diagnosis.md").read_text(encoding="utf-8")
 
 
 def test_an_end_without_a_fault_says_the_message_and_what_storage_said():
