@@ -26,8 +26,6 @@ _FSYNC_THREADS = 8
 def good(root: Path, step: int) -> Manifest | None:
     """The manifest of a step that is there and sound, None otherwise."""
     path = step_path(root, step)
-    if not path.exists():
-        return None
     try:
         verify(path)
         return manifest.read(path)

@@ -37,8 +37,11 @@ def step_of(path: Path) -> int | None:
 
 
 def steps(root: Path) -> list[int]:
-    """The committed steps, ascending; none where there is no such directory. Raises OSError if it cannot be read."""
-    return sorted(step for path in _directories(root) if (step := step_of(path)) is not None)
+    """The committed steps, ascending; none where there is no such directory. Raises OSError if it cannot be read.
+
+    One that cannot be looked at is among them: whoever reads it is told why.
+    """
+    return sorted(int(match[1]) for path, match in _named(root, _STEP) if may_be_directory(path))
 
 
 def stale(root: Path, generation: int, before: int = 0) -> list[Path]:
@@ -47,13 +50,13 @@ def stale(root: Path, generation: int, before: int = 0) -> list[Path]:
     Args:
         before: this step those of this generation are stale too, for it goes on to newer ones.
     """
-    found = ((path, _TEMPORARY.fullmatch(path.name)) for path in _directories(root))
-    return [path for path, match in found if match and (int(match[2]), int(match[1])) < (generation, before)]
+    found = [(path, (int(match[2]), int(match[1]))) for path, match in _named(root, _TEMPORARY)]
+    return [path for path, written in found if written < (generation, before) and _is_directory(path)]
 
 
 def deleted(root: Path) -> list[Path]:
     """Checkpoints whose deletion has begun."""
-    return [path for path in _directories(root) if _DELETED.fullmatch(path.name)]
+    return [path for path, _ in _named(root, _DELETED) if _is_directory(path)]
 
 
 def aside(path: Path, why: str) -> Path:
@@ -64,8 +67,21 @@ def aside(path: Path, why: str) -> Path:
     return other
 
 
-def _directories(root: Path) -> list[Path]:
+def may_be_directory(path: Path) -> bool:
+    """Whether it is a directory, or cannot be looked at: its file system is broken, or the link to it is."""
     try:
-        return [path for path in root.iterdir() if path.is_dir()]
+        return path.is_dir()
+    except OSError:
+        return True
+
+
+def _named(root: Path, pattern: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
+    """What has such a name, whatever else is there; nothing where there is no such directory. Raises OSError."""
+    try:
+        return [(path, match) for path in root.iterdir() if (match := pattern.fullmatch(path.name))]
     except FileNotFoundError:
         return []
+
+
+def _is_directory(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 (it raises)

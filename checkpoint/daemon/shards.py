@@ -4,6 +4,7 @@ Runs in threads; knows no bookkeeping.
 """
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -181,5 +182,10 @@ def _directories(base: Root) -> Iterator[tuple[Path, bool]]:
             found += [(directory, step) for step in steps(directory)]
     for directory, step in found:
         path = step_path(directory, step)
-        if not path.is_symlink():
+        if not _is_link(path):
             yield path, directory != root
+
+
+def _is_link(path: Path) -> bool:
+    """Whether it is a link; one that cannot be looked at is none, and whoever reads it is told why."""
+    return os.path.islink(path)  # noqa: PTH114 (it raises)

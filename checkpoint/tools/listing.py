@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from checkpoint import manifest
 from checkpoint.errors import DamagedCheckpoint
+from checkpoint.naming import may_be_directory
 from checkpoint.tools.locations import NODE_SHARD, CheckpointLocation, broken_links, is_node_shard, is_there, locations, tiers
 
 
@@ -43,7 +44,7 @@ class Entry:
     generation: int | None
     size_bytes: int | None
     files: int | None
-    age_s: float
+    age_s: float | None
     state: Literal["committed", "part", "damaged"]
     reason: str | None = None
     node: int | None = None
@@ -78,9 +79,9 @@ def _entries(found: list[CheckpointLocation], now: float) -> Iterator[Entry]:
     for place in found:
         tier, durable = (None, None) if place.tier is None else (place.tier.name, place.tier.durable)
         link = _target(place.path)
-        lost = link is not None and not place.path.is_dir()
+        lost = link is not None and not may_be_directory(place.path)
         try:
-            age_s = max(0.0, now - (place.path.lstat() if lost else place.path.stat()).st_mtime)
+            age_s = _age_s(place.path, now, of_link=lost)
         except FileNotFoundError:  # a campaign that goes on deletes what is superseded
             continue
         blank = Entry(tier, durable, str(place.path), place.step, None, None, None, age_s, "damaged", link=link)
@@ -90,6 +91,16 @@ def _entries(found: list[CheckpointLocation], now: float) -> Iterator[Entry]:
         entry = _node_shard(place.path, blank) if is_node_shard(place.path) else _whole(place.path, blank)
         if entry.state != "damaged" or is_there(place):
             yield entry
+
+
+def _age_s(path: Path, now: float, *, of_link: bool) -> float | None:
+    """Since when it is there; None where it cannot be looked at. Raises FileNotFoundError."""
+    try:
+        return max(0.0, now - (path.lstat() if of_link else path.stat()).st_mtime)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
 
 
 def _target(path: Path) -> str | None:

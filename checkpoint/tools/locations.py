@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import manifest
-from checkpoint.naming import step_of, step_path, steps
+from checkpoint.naming import may_be_directory, step_of, step_path, steps
 from checkpoint.tools.refusal import WRONG, Refusal
 
 STORAGE = "storage.json"
@@ -96,7 +96,7 @@ def broken_links(path: Path) -> list[CheckpointLocation]:
         if tier.durable
         for root in tier.roots
         for link in (root.iterdir() if root.is_dir() else ())
-        if (step := step_of(link)) is not None and link.is_symlink() and not link.is_dir()
+        if (step := step_of(link)) is not None and link.is_symlink() and not may_be_directory(link)
     ]
 
 
@@ -116,7 +116,7 @@ def one(path: Path) -> Path:
 def is_there(place: CheckpointLocation) -> bool:
     """Whether there is something to be read. A campaign deletes what is superseded, on nodes' tiers file by file."""
     if place.tier is None or place.tier.durable:
-        return place.path.is_dir()
+        return may_be_directory(place.path)
     return any(_is_file(place.path / name) for name in (NODE_SHARD, manifest.NAME))
 
 

@@ -34,7 +34,8 @@ def entries(found: Sequence[Entry], *, with_verified: bool) -> None:
     table = _table(titles, left=("tier", "state", "verified"))
     for entry in found:
         size = "?" if entry.size_bytes is None else f"{entry.size_bytes / 2**20:.1f}"
-        numbers = [str(entry.step), _known(entry.generation), size, _known(entry.files), age(entry.age_s)]
+        since = "?" if entry.age_s is None else age(entry.age_s)
+        numbers = [str(entry.step), _known(entry.generation), size, _known(entry.files), since]
         verified = {None: "", True: "yes", False: "no"}[entry.verified]
         table.add_row(entry.tier or "", *numbers, _state(entry), *([verified] if with_verified else []))
     _print(table)

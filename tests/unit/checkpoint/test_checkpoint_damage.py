@@ -15,7 +15,7 @@ import torch
 from checkpoint_state import local_shards
 from soak import soaked
 
-from checkpoint import DamagedCheckpoint, LocalShard, NoUsableCheckpoint, layout, load, newest_good, restore, save, verify
+from checkpoint import DamagedCheckpoint, LocalShard, NoUsableCheckpoint, layout, load, naming, newest_good, restore, save, verify
 
 SHARD = "model/weight/c.0.0"  # an index, three slots of 32 bytes, a checksum and padding
 
@@ -279,3 +279,26 @@ def test_without_checkpoints_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-00000001").touch()
     assert newest_good(tmp_path) is None
+
+
+OUT_OF_SIGHT = "x" * 300  # what a link to it leads to cannot be looked at: ENAMETOOLONG
+
+
+@pytest.mark.parametrize("name", ["old", "step-00000003.deleted-1", "step-00000003.g0.tmp"])
+def test_what_is_no_checkpoint_and_cannot_be_looked_at_hides_none(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 2, local_shards(), {}, generation=1).path
+    (tmp_path / name).symlink_to(OUT_OF_SIGHT)
+    assert (naming.steps(tmp_path), naming.stale(tmp_path, 1), naming.deleted(tmp_path)) == ([2], [], [])
+    assert newest_good(tmp_path) == path
+
+
+def test_a_checkpoint_that_cannot_be_looked_at_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 2, local_shards(), {}, generation=1).path
+    (tmp_path / "step-00000003").symlink_to(OUT_OF_SIGHT)
+    assert naming.steps(tmp_path) == [2, 3]
+    rejected: list[tuple[int, str]] = []
+    assert newest_good(tmp_path, on_reject=lambda step, reason: rejected.append((step, reason))) == path
+    assert rejected == [(3, "manifest.json cannot be read: File name too long")]
+    save(tmp_path, 3, local_shards(), {}, generation=1)
+    assert (tmp_path / "step-00000003.damaged-1").is_symlink()
+    assert newest_good(tmp_path) == tmp_path / "step-00000003"

@@ -91,6 +91,18 @@ def test_ls_marks_links_also_those_that_lead_nowhere(campaign: Path, tmp_path: P
     assert any(f"damaged (a link to {gone}): there is no directory where it leads" in line for line in lines)
 
 
+def test_ls_tells_of_what_cannot_be_looked_at_among_the_others(campaign: Path) -> None:
+    (campaign / "checkpoints/step-00000090").symlink_to("x" * 300)
+    found = {each["step"]: each for each in told("ls", campaign) if each["durable"]}
+    assert {step: each["state"] for step, each in found.items()} == {
+        90: "damaged",
+        100: "committed",
+        200: "damaged",
+        300: "committed",
+    }
+    assert found[90]["reason"] == "manifest.json cannot be read: File name too long"
+
+
 def test_ls_verifies_what_is_committed(campaign: Path) -> None:
     flip(campaign / "checkpoints/step-00000300/model/weight/c.0.0", 5000)
     found = {each["step"]: each for each in told("ls", campaign, "--verify")}
