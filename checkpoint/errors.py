@@ -46,6 +46,9 @@ AWAY = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN
 PASSING = AWAY | {errno.EIO, errno.EACCES, errno.EPERM, errno.ENOMEM}
 """What may be over in a moment: a server was away (EIO of a soft mount), a ticket has expired, memory was short."""
 
+PAUSES_S = (1.0, 2.0, 4.0)
+"""Before a step is tried again that is not damaged, but cannot be reached: a link is down, a daemon is started anew."""
+
 
 def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
     """What it means that a file of a committed checkpoint cannot be opened or read.

@@ -15,6 +15,7 @@ from checkpoint import manifest, metadata, shard_manifest
 from checkpoint.agreement import Ranks
 from checkpoint.candidates import Candidate
 from checkpoint.errors import (
+    PAUSES_S,
     CheckpointMismatch,
     DamagedCheckpoint,
     NoReachableCheckpoint,
@@ -28,9 +29,6 @@ from checkpoint.naming import step_path, steps
 from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
 from checkpoint.verification import verify_rest
-
-PAUSES_S = (1.0, 2.0, 4.0)
-"""Before a step is tried again that is not damaged, but cannot be reached: a link is down, a daemon is started anew."""
 
 NO_RANK_S = "each rank has written a part of what all should have had alike, and they differed: together it is no rank's state"
 
