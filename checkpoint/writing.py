@@ -5,8 +5,10 @@ lie in the file and written with one call. Never touches a slot that is another 
 """
 
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ from checkpoint.threads import for_each
 
 THREADS = 4
 _FSYNC_THREADS = 8
+_OPEN_FILES = 64
 
 Checksums = dict[str, dict[int, int]]
 """crc32c of each chunk that was written, by the shard file's path and slot."""
@@ -49,19 +52,15 @@ def write(directory: Path, tasks: Sequence[Task], *, pinned: bool = False, threa
     """
     runs = list(_runs(tasks))
     checksums: Checksums = {}
-    with ExitStack() as stack:
-        files = {}
-        for shard in dict.fromkeys(run.chunk_run.shard.path for run in runs):
-            files[shard] = direct.open_to_write(directory / shard)
-            stack.callback(os.close, files[shard])
+    with closing(_Files(directory, runs)) as files:
         writer = _Writer(files, max((_bytes(run.chunk_run) for run in runs), default=0), pinned, max(1, len(runs) // 2))
-        for_each(runs, writer.worker, min(threads, len(runs)), "checkpoint-write")
+        for_each(files.opened(), writer.worker, min(threads, len(runs)), "checkpoint-write")
         points.reached("chunks_written")
-        for_each(files.values(), lambda: os.fsync, min(_FSYNC_THREADS, len(files)), "checkpoint-fsync")
-        for chunk_run, sums in writer.written:
-            checksums.setdefault(chunk_run.shard.path, {}).update(
-                zip(range(chunk_run.slot, chunk_run.slot + chunk_run.length), sums, strict=True)
-            )
+        files.settle()
+    for chunk_run, sums in writer.written:
+        checksums.setdefault(chunk_run.shard.path, {}).update(
+            zip(range(chunk_run.slot, chunk_run.slot + chunk_run.length), sums, strict=True)
+        )
     points.reached("chunks_durable")
     return checksums
 
@@ -97,10 +96,59 @@ def _bytes(chunk_run: ChunkRun) -> int:
     return chunk_run.length * chunk_run.shard.array.slot_bytes
 
 
+class _Files:
+    """Shard files while they are written: each is open from its first run on, few are at once, however many there are.
+
+    Those of which all runs are written are made durable together: a file system has less to do for many at once than for each.
+
+    Args:
+        runs: all that will be written, those of a file one behind the other.
+    """
+
+    def __init__(self, directory: Path, runs: Sequence[_Run]) -> None:
+        self._directory, self._runs = directory, runs
+        self._left = Counter(run.chunk_run.shard.path for run in runs)  # runs that are not written, by file
+        self._fds: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def opened(self) -> Iterator[_Run]:
+        """The runs, whose file is open when they come. Raises OSError."""
+        path = None
+        for run in self._runs:
+            if run.chunk_run.shard.path != path:
+                path = run.chunk_run.shard.path
+                if len(self._fds) >= _OPEN_FILES:
+                    self.settle()
+                self._fds[path] = direct.open_to_write(self._directory / path)
+            yield run
+
+    def fd(self, run: _Run) -> int:
+        """Of the file of a run that came and was not written yet."""
+        return self._fds[run.chunk_run.shard.path]
+
+    def written(self, run: _Run) -> None:
+        """One more run is."""
+        with self._lock:
+            self._left[run.chunk_run.shard.path] -= 1
+
+    def settle(self) -> None:
+        """Make the files durable of which all runs are written, and close them. Raises OSError."""
+        with self._lock:
+            whole = [path for path in self._fds if not self._left[path]]
+        for_each([self._fds[path] for path in whole], lambda: os.fsync, min(_FSYNC_THREADS, len(whole)), "checkpoint-fsync")
+        for path in whole:
+            os.close(self._fds.pop(path))
+
+    def close(self) -> None:
+        """Close what is open."""
+        for fd in self._fds.values():
+            os.close(fd)
+
+
 class _Writer:
     """Writes runs; each thread has one buffer, for fresh pages would cost more than the writing."""
 
-    def __init__(self, files: Mapping[str, int], run_bytes: int, pinned: bool, half: int) -> None:
+    def __init__(self, files: _Files, run_bytes: int, pinned: bool, half: int) -> None:
         self._files = files
         self._run_bytes = run_bytes
         self._pinned = pinned
@@ -113,6 +161,7 @@ class _Writer:
 
         def write(run: _Run) -> None:
             self.written.append((run.chunk_run, self._write(run, buffer)))
+            self._files.written(run)
             if len(self.written) == self._half:
                 points.reached("half_of_chunks_written")
 
@@ -128,7 +177,7 @@ class _Writer:
             end = start + _bytes(chunk_run)
             block.gather(chunk_run, buffer[start:end])
             sums += slots.seal(array, view[start:end])
-        direct.write(self._files[run.chunk_run.shard.path], view[: _bytes(run.chunk_run)], array.offset(run.chunk_run.slot))
+        direct.write(self._files.fd(run), view[: _bytes(run.chunk_run)], array.offset(run.chunk_run.slot))
         return sums
 
     def _buffer(self) -> torch.Tensor:

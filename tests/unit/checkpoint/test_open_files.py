@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint import CheckpointError, DamagedCheckpoint, LocalShard, descriptors, load, save
+from checkpoint import CheckpointError, DamagedCheckpoint, LocalShard, descriptors, load, save, verify
 from checkpoint.open_files import KEPT, OpenFiles
 from checkpoint.tools import export
 from checkpoint.tools.diff import Comparison
@@ -50,6 +50,19 @@ def test_a_checkpoint_may_have_more_files_than_may_be_open(tmp_path: Path):
     with room_for(2 * KEPT + 50):
         assert Comparison(one, other).run().equal
     assert all(torch.equal(each.data, torch.ones(3)) for each in read)
+
+
+def test_a_checkpoint_may_have_more_files_than_may_be_open_while_it_is_written(tmp_path: Path):
+    with room_for(KEPT + 50):
+        path = save(tmp_path, 1, shards(1.0), {}, generation=0).path
+    verify(path)
+    assert not [each for each in FDS.iterdir() if each.resolve().is_relative_to(tmp_path)]
+
+
+def test_a_write_that_fails_leaves_no_file_open(tmp_path: Path):
+    with room_for(3), pytest.raises(CheckpointError, match="Too many open files"):
+        save(tmp_path, 1, shards(1.0), {}, generation=0)
+    assert not [each for each in FDS.iterdir() if each.resolve().is_relative_to(tmp_path)]
 
 
 def test_a_process_that_may_open_no_more_files_calls_no_checkpoint_damaged(tmp_path: Path):
