@@ -213,12 +213,18 @@ def prune_checkpoints(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete superseded checkpoints, and what is left of earlier deletions."""
+    """Delete superseded checkpoints, and what is left of earlier deletions.
+
+    Reads every byte of the newest N first: one that is damaged stays, and does not count.
+    """
     from checkpoint.tools import pruning
     from checkpoint.tools.refusal import Refusal
 
     with _refusals_shown():
         plans = pruning.plans(path, keep_last, keep_every)
+        for plan in plans:
+            for wrong in plan.damaged.values():
+                typer.echo(f"resilient: {wrong}", err=True)
         count = sum(len(plan.gone) for plan in plans)
         if not count:
             typer.echo("nothing is superseded")
@@ -228,6 +234,8 @@ def prune_checkpoints(
                 typer.echo(f"{gone}: {size / 2**20:.1f} MiB")
         total = f"{count} directories, {sum(plan.freed_bytes for plan in plans) / 2**20:.1f} MiB"
         kept = ", ".join(str(step) for plan in plans for step in plan.kept) or "none"
+        if damaged := ", ".join(str(step) for plan in plans for step in plan.damaged):
+            kept += f"; and {damaged}, which cannot be used and do not count"
         if dry_run:
             typer.echo(f"would delete {total}; steps that stay: {kept}")
             return

@@ -6,6 +6,7 @@ set aside.
 
 import logging
 import shutil
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,12 @@ def prune(
     Raises StaleGeneration; ValueError unless the numbers are at least 1; OSError where a name cannot be changed.
     """
     gone = superseded(steps(root), keep_last, keep_every, upto)
+    delete(root, gone, generation=generation)
+    return gone
+
+
+def delete(root: Path, gone: Sequence[int], *, generation: int | None = None) -> None:
+    """Delete the checkpoints of these steps, and what is left of earlier deletions. Arguments and errors as for `prune`."""
     with nullcontext() if generation is None or not gone else guard(root, generation):
         for step in gone:
             path = step_path(root, step)
@@ -39,7 +46,6 @@ def prune(
             points.reached("pruned_by_name")
     for path in deleted(root):
         remove(path)
-    return gone
 
 
 def prune_behind(root: Path, step: int, keep_last: int, keep_every: int | None, generation: int) -> None:

@@ -5,9 +5,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from checkpoint_commands import in_terminal, run
+from checkpoint_commands import flip, in_terminal, run
+from checkpoint_state import local_shards
 
-from checkpoint import steps
+from checkpoint import newest_good, save, steps
 from checkpoint.tools import pruning
 
 
@@ -58,11 +59,44 @@ def test_prune_counts_what_a_campaign_that_goes_on_deletes_at_the_same_time(tmp_
         thread.join()
 
 
+def test_prune_counts_no_checkpoint_that_is_damaged(tmp_path: Path) -> None:
+    for step in (200, 300, 350, 400, 500):
+        save(tmp_path, step, local_shards(float(step)), {}, generation=1)
+    for step in (400, 500):  # the campaign has passed them over, and gone on from 300
+        flip(tmp_path / f"step-{step:08d}/model/weight/c.0.0", 5000)
+    listed = run("prune", tmp_path, "--keep-last", 2, "--dry-run")
+    assert "would delete 1 directories" in listed.stdout
+    assert "steps that stay: 300, 350; and 400, 500, which cannot be used and do not count" in listed.stdout
+    pruned = run("prune", tmp_path, "--keep-last", 2, "--yes")
+    assert (pruned.exit_code, steps(tmp_path)) == (0, [300, 350, 400, 500])
+    for step in (400, 500):
+        assert f"resilient: {tmp_path}/step-{step:08d} is damaged: model/weight/c.0.0" in pruned.stderr
+    assert newest_good(tmp_path) == tmp_path / "step-00000350"
+
+
+def test_prune_reads_no_checkpoint_where_nothing_is_superseded(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, local_shards(), {}, generation=1)
+    flip(tmp_path / "step-00000002/model/weight/c.0.0", 5000)
+    pruned = run("prune", tmp_path, "--keep-last", 2, "--yes")
+    assert (pruned.exit_code, pruned.stdout, pruned.stderr) == (0, "nothing is superseded\n", "")
+
+
+def test_prune_deletes_no_more_than_was_agreed_to(tmp_path: Path) -> None:
+    for step in (100, 200, 300):
+        save(tmp_path, step, local_shards(), {}, generation=1)
+    (plan,) = pruning.plans(tmp_path, 2, None)
+    save(tmp_path, 250, local_shards(), {}, generation=1)  # the campaign was rolled back
+    pruning.carry_out(plan, 2, None)
+    assert steps(tmp_path) == [200, 250, 300]
+
+
 def test_prune_refuses_to_leave_only_damaged_ones(campaign: Path) -> None:
-    (campaign / "checkpoints/step-00000300/manifest.json").unlink()
+    for step in (100, 300):
+        (campaign / f"checkpoints/step-{step:08d}/manifest.json").unlink()
     result = run("prune", campaign, "--keep-last", 1, "--yes")
     assert result.exit_code == 69
-    assert "none of the checkpoints that would stay has a sound manifest" in result.stderr
+    assert "nothing was deleted, because none of its checkpoints is sound: 100, 200, 300" in result.stderr
     assert steps(campaign / "checkpoints") == [100, 200, 300]
 
 
