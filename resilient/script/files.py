@@ -43,6 +43,7 @@ class ScriptFiles:
     def __init__(self, saving: Saving) -> None:
         self._saving = saving
         self._saved: deque[SavedFile] = deque()  # its methods are atomic
+        self._wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}  # one of each function, whatever names it has
 
     def __bool__(self) -> bool:
         return bool(self._saved)
@@ -73,7 +74,10 @@ class ScriptFiles:
             home = getattr(home, owner, None) if owner else home
             before = getattr(home, name, None)
             if before is not None and not hasattr(before, "__resilient__"):
-                setattr(home, name, self._wrapped(before, path_of))
+                if before not in self._wrappers:
+                    self._wrappers[before] = wrapper = self._wrapped(before, path_of)
+                    wrapper.__module__ = module  # where pickle finds it
+                setattr(home, name, self._wrappers[before])
 
     def _wrapped(self, function: Callable[..., Any], path_of: "PathOf") -> Callable[..., Any]:
         @functools.wraps(function)

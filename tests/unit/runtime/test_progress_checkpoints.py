@@ -1,10 +1,14 @@
 """Checkpoints that a script writes by itself, as they are told of: real files, renamed and cut off."""
 
 import contextlib
+import inspect
+import pickle
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from watched_rank import Watched
 
@@ -85,3 +89,19 @@ def test_a_checkpoint_that_could_not_be_finished_is_none(watched: Watched, tmp_p
     assert watched.agent.activity().phase == "snapshot"
     watched.progress.ends()
     assert watched.told("script_checkpoint") == []
+
+
+def test_functions_that_write_checkpoints_are_given_to_other_processes_by_their_names(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+):
+    """As a pool of processes that writes in the background pickles them."""
+    monkeypatch.delitem(sys.modules, "torch.distributed.checkpoint.filesystem", raising=False)  # the rest is wrapped
+    for module, name in ((torch, "save"), (torch.serialization, "save"), (safetensors.torch, "serialize_file")):
+        monkeypatch.setattr(module, name, inspect.unwrap(getattr(module, name)))
+    save = torch.save
+    watched.progress.files.wrap()
+    assert torch.save is torch.serialization.save and torch.save is not save
+    for function in (torch.save, torch.serialization.save, safetensors.torch.serialize_file):
+        assert pickle.loads(pickle.dumps(function)) is function
+    watched.progress.files.wrap()
+    assert torch.save.__wrapped__ is save, "wrapped once"
