@@ -5,8 +5,9 @@
         with accelerator.accumulate(model):
             ...
 
-Owns the place in the data: epoch and batch. The order of an epoch must follow from its number, so that a loop that goes on finds it
-again: a loader that shuffles needs `DataLoaderConfiguration(use_seedable_sampler=True)`.
+Owns the place in the data: epoch and batch, and the state of a sampler's own generator where the epoch began, so that a loop that
+goes on finds its order again. Where that is drawn from the global random numbers it cannot: a loader that shuffles needs
+`DataLoaderConfiguration(use_seedable_sampler=True)`, or a sampler with a generator.
 """
 
 import sys
@@ -15,13 +16,16 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, synchronize_rng_states
+from torch import Tensor
 from torch.nn import Module
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import resilient
 from resilient import worker
+from resilient.state.position import samplers
 
+DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 SHARDED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)  # parameters that only these can put together
 _END = object()
 
@@ -29,16 +33,36 @@ _END = object()
 class _Rest:
     """What is saved beside model, optimizers and schedulers; `batch` of `epoch` is the next one that is read."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, loader: Any) -> None:
         self._scaler = accelerator.scaler
+        self._generators = [each.generator for each in _drawing(loader)]
+        self._orders: Sequence[Tensor] = ()  # their states where the epoch began; before the first one, none
         self.epoch = self.batch = 0
+
+    def begin_epoch(self) -> None:
+        """Right before its iterator is made, also in the middle of it."""
+        if not self._orders:
+            self._note_orders()
+        for generator, state in zip(self._generators, self._orders, strict=False):
+            generator.set_state(state)
+
+    def end_epoch(self) -> None:
+        """The next batch is the first one of the next epoch."""
+        self.epoch, self.batch = self.epoch + 1, 0
+        self._note_orders()
+
+    def _note_orders(self) -> None:
+        for each in self._generators:
+            synchronize_rng_states(["generator"], each)  # of ranks that do not draw, as where rank 0 deals batches out
+        self._orders = [each.get_state() for each in self._generators]
 
     def state_dict(self) -> dict[str, Any]:
         scaler = self._scaler.state_dict() if self._scaler is not None else None
-        return {"epoch": self.epoch, "batch": self.batch, "scaler": scaler}
+        return {"epoch": self.epoch, "batch": self.batch, "orders": list(self._orders), "scaler": scaler}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
+        self._orders = state.get("orders", ())
         if self._scaler is not None and state["scaler"] is not None:
             self._scaler.load_state_dict(state["scaler"])
 
@@ -72,11 +96,12 @@ class Snapshots:
         if _shuffles_unseeded(loader):
             raise ValueError(
                 "the loader draws another order in each attempt: give Accelerator a "
-                "DataLoaderConfiguration(use_seedable_sampler=True), by which an epoch's order follows from its number"
+                "DataLoaderConfiguration(use_seedable_sampler=True), by which a random order follows from the number of the epoch, "
+                "or the sampler a generator of its own, whose state is kept"
             )
         self._accelerator, self._loader = accelerator, loader
         self._stops = False
-        self._rest = _Rest(accelerator)
+        self._rest = _Rest(accelerator, loader)
         optimizers = [getattr(each, "optimizer", each) for each in _several(optimizer)]
         schedulers = [getattr(each, "scheduler", each) for each in _several(scheduler)]
         others = extra or {}
@@ -129,6 +154,7 @@ class Snapshots:
         for each in (self._loader, loader):  # both: the rest of a loader by which rank 0 deals batches out does not pass it on
             if hasattr(each, "set_epoch"):
                 each.set_epoch(rest.epoch)
+        rest.begin_epoch()
         # An epoch begins by drawing random numbers; in the middle of one they were drawn before, and are set after that.
         if not rest.batch and self._asked_to_stop():
             return
@@ -138,7 +164,7 @@ class Snapshots:
             batch = next(batches, _END)
             worker.infer("step")
             if batch is _END:  # a step that is not whole goes on in the next epoch
-                rest.epoch, rest.batch = rest.epoch + 1, 0
+                rest.end_epoch()
                 return
             if first and self._asked_to_stop():
                 return
@@ -148,7 +174,7 @@ class Snapshots:
             if not accelerator.sync_gradients:
                 continue
             if accelerator.gradient_state.end_of_dataloader:
-                rest.epoch, rest.batch = rest.epoch + 1, 0
+                rest.end_epoch()
             self._attached.after_step()
             if self.step >= steps or not rest.batch or self._asked_to_stop():
                 return
@@ -183,10 +209,13 @@ def _is_fsdp2(accelerator: Accelerator) -> bool:
 
 
 def _shuffles_unseeded(loader: Any) -> bool:
-    """Whether its sampler draws the order of an epoch from the global random numbers."""
-    get = getattr(loader, "get_sampler", None)
-    sampler = get() if get is not None else None
-    return type(sampler) is RandomSampler
+    """Whether a sampler of it draws the order of an epoch from the global random numbers."""
+    return any(each.generator is None for each in _drawing(loader))
+
+
+def _drawing(loader: Any) -> list[Any]:
+    """Its samplers that draw an order at random; that of one which is told the epoch, as the seedable one is, follows from that."""
+    return [each for each in samplers(loader) if isinstance(each, DRAWING) and not hasattr(each, "set_epoch")]
 
 
 def _several(found: Any) -> Sequence[Any]:

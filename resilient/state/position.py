@@ -90,12 +90,17 @@ def _batches_read(state: Mapping[str, Any]) -> int:
 
 
 def samplers(loader: Any) -> list[Any]:
-    """A loader's samplers, the outer one first; a sampler alone."""
+    """A loader's samplers, the outer one first, also those that one of Accelerate's holds; a sampler alone."""
     found: list[Any] = []
-    for each in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader):
-        while each is not None and not any(each is other for other in found):
+
+    def add(each: Any) -> None:
+        if each is not None and not any(each is other for other in found):
             found.append(each)
-            each = getattr(each, "sampler", None)
+            add(getattr(each, "sampler", None))
+            add(getattr(each, "batch_sampler", None))
+
+    for each in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader):
+        add(each)
     return found
 
 
