@@ -129,27 +129,33 @@ class Documents:
             raise ValueError(f"the checkpoint's state is not this script's: {error!r}") from error
 
     def _restore_shared(self, found: Mapping[str, Any]) -> None:
+        device = self._device()
         for name, wanted in (("schedulers", self._schedulers), ("modules", self._modules), ("optimizers", self._optimizers)):
             if len(found[name]) != len(wanted):
                 raise ValueError(f"the checkpoint has {len(found[name])} {name}, and this script {len(wanted)}")
         for scheduler, state in zip(self._schedulers, found["schedulers"], strict=True):
-            scheduler.load_state_dict(decode(state))
+            scheduler.load_state_dict(decode(state, device))
         for module, state in zip(self._modules, found["modules"], strict=True):
-            module.load_rest(decode(state))
+            module.load_rest(decode(state, device))
         for optimizer, state in zip(self._optimizers, found["optimizers"], strict=True):
-            optimizers.set_other_states(optimizer, decode(state))
-        self._restore_extra(found["extra"])
+            optimizers.set_other_states(optimizer, decode(state, device))
+        self._restore_extra(found["extra"], device)
 
-    def _restore_extra(self, found: Any) -> None:
+    def _device(self) -> torch.device:
+        """Of what the models have; the host's memory if all of them are there."""
+        devices = (slot.tensor().device for each in self._modules for slot in each.slots)
+        return next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
+
+    def _restore_extra(self, found: Any, device: torch.device) -> None:
         extra = self._extra
         tensors = [slot.tensor() for each in self._modules for slot in each.slots]
         restoring = Restoring(extra, [each.to_local() if isinstance(each, DTensor) else each for each in tensors])
         if not isinstance(extra, Mapping):
             if found is not None:
-                restoring.restored(extra, decode(found))
+                restoring.restored(extra, decode(found, device))
             return
         for name, state in (found or {}).items():
-            value = restoring.restored(extra.get(name), decode(state))
+            value = restoring.restored(extra.get(name), decode(state, device))
             if value is not extra.get(name):
                 if not isinstance(extra, MutableMapping):
                     raise ValueError(

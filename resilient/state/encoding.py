@@ -17,6 +17,7 @@ from checkpoint.state import JSON
 from resilient.state.dense import reason_against
 
 MOST_NESTED = 64
+_ON_DEVICE = "$device_tensor"  # one that is not in the host's memory
 
 
 def encode(value: Any, where: str = "state", _depth: int = 0) -> JSON:
@@ -57,20 +58,25 @@ def encode(value: Any, where: str = "state", _depth: int = 0) -> JSON:
     raise TypeError(f"{where:.200} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved without pickle")
 
 
-def decode(value: JSON) -> Any:
-    """What `encode` was given. Raises ValueError for what it has not made."""
+def decode(value: JSON, device: torch.device | str = "cpu") -> Any:
+    """What `encode` was given. Raises ValueError for what it has not made.
+
+    Args:
+        device: of the tensors that were not in the host's memory.
+    """
     if isinstance(value, list):
-        return [decode(each) for each in value]
+        return [decode(each, device) for each in value]
     if not isinstance(value, Mapping):
         return value
     if len(value) == 1:
         ((name, content),) = value.items()
         if name.startswith("$"):
             try:
-                return _DECODERS[name](content)
+                found = _CONTAINERS[name](decode(content, device)) if name in _CONTAINERS else _DECODERS[name](content)
             except (KeyError, TypeError, AttributeError, RuntimeError) as error:
                 raise ValueError(f"a saved value is damaged: {name}: {error!r}") from None
-    return {key: decode(each) for key, each in value.items()}
+            return found.to(device) if name == _ON_DEVICE else found
+    return {key: decode(each, device) for key, each in value.items()}
 
 
 def _encode_mapping(value: Mapping[Any, Any], where: str, depth: int) -> JSON:
@@ -88,12 +94,13 @@ def _encode_tensor(value: torch.Tensor, where: str) -> JSON:
         raise TypeError(
             f"{where:.200} is a {type(value).__name__}; give the module that it belongs to, so that it is saved as an array"
         )
+    name = "$tensor" if value.device.type == "cpu" else _ON_DEVICE
     value = value.detach().resolve_conj().resolve_neg()
     if (why := reason_against(value)) is not None:
         raise TypeError(f"{where:.200} is {why}")
     data = torch.empty(value.shape, dtype=value.dtype).copy_(value)  # .contiguous() leaves one element with any stride
     raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
-    return {"$tensor": [str(data.dtype).removeprefix("torch."), list(data.shape), _text(raw)]}
+    return {name: [str(data.dtype).removeprefix("torch."), list(data.shape), _text(raw)]}
 
 
 def _decode_tensor(content: Any) -> torch.Tensor:
@@ -135,15 +142,19 @@ def _text(data: bytes) -> str:
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$float": float,
-    "$tuple": lambda content: tuple(decode(each) for each in content),
-    "$set": lambda content: {decode(each) for each in content},
-    "$frozenset": lambda content: frozenset(decode(each) for each in content),
-    "$dict": lambda content: {decode(key): decode(each) for key, each in content},
-    "$counter": lambda content: Counter({decode(key): decode(each) for key, each in content}),
     "$bytes": lambda content: base64.b64decode(content, validate=True),
     "$bytearray": lambda content: bytearray(base64.b64decode(content, validate=True)),
     "$tensor": _decode_tensor,
+    _ON_DEVICE: _decode_tensor,
     "$array": _decode_array,
     "$number": _decode_number,
     "$dtype": _dtype,
+}
+
+_CONTAINERS: dict[str, Callable[[Any], Any]] = {  # of what was decoded
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$dict": dict,
+    "$counter": lambda pairs: Counter(dict(pairs)),
 }

@@ -19,8 +19,6 @@ from resilient.state.encoding import decode, encode
 
 LIKE, NUMBER, OWN = "like", "number", "own"  # of the parameter's shape; without dimensions; of another shape
 
-_ON_DEVICE = "$on_device"  # key of a tensor that is not in the host's memory
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -172,17 +170,17 @@ def other_states(optimizer: Optimizer) -> dict[Any, Any]:
     for number, parameter in enumerate(parameters_of(optimizer)):
         plain = {key: value for key, value in _state(optimizer, parameter).items() if not isinstance(value, torch.Tensor)}
         if plain:
-            found[number] = _told_apart(plain)
+            found[number] = plain
     for key, value in optimizer.state.items():
         if isinstance(key, int):
             raise ValueError(f"an optimizer has a state under the number {key}, which cannot be told from that of a parameter")
         if not isinstance(key, torch.Tensor):  # a tensor that is no parameter any more has no meaning
-            found[key] = _told_apart(value)
+            found[key] = value
     return found
 
 
 def set_other_states(optimizer: Optimizer, found: Mapping[Any, Any]) -> None:
-    """Set what `other_states` gave."""
+    """Set what `other_states` gave, tensors on a GPU on that of their parameter."""
     parameters = parameters_of(optimizer)
     for key, value in found.items():
         if isinstance(key, int):
@@ -191,21 +189,12 @@ def set_other_states(optimizer: Optimizer, found: Mapping[Any, Any]) -> None:
             optimizer.state[key] = _moved(value, parameters[0].device)
 
 
-def _told_apart(value: Any) -> Any:
-    """A state whose tensors on a GPU say so."""
-    if isinstance(value, torch.Tensor):
-        return value if value.device.type == "cpu" else {_ON_DEVICE: value}
-    if isinstance(value, Mapping):
-        return {key: _told_apart(each) for key, each in value.items()}
-    return type(value)(map(_told_apart, value)) if type(value) in (list, tuple) else value
-
-
 def _moved(value: Any, device: torch.device) -> Any:
-    """What `_told_apart` was given, with its tensors where they were."""
-    if isinstance(value, Mapping):
-        if value.keys() == {_ON_DEVICE}:
-            return value[_ON_DEVICE].to(device)
-        return {key: _moved(each, device) for key, each in value.items()}
+    """A state whose tensors on a GPU are on this one."""
+    if isinstance(value, torch.Tensor):
+        return value if value.device.type == "cpu" else value.to(device)
+    if isinstance(value, dict):  # or a Counter
+        return type(value)({key: _moved(each, device) for key, each in value.items()})
     return type(value)(_moved(each, device) for each in value) if type(value) in (list, tuple) else value
 
 

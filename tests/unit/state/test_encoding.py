@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from resilient.state import randomness
+from resilient.state.documents import Documents, capacity
 from resilient.state.encoding import decode, encode
+from resilient.state.modules import ModelTensors
+from resilient.state.position import Position
 from resilient.state.restored import Restoring
 
 
@@ -146,3 +149,57 @@ def test_a_tensor_comes_back_where_it_was():
     assert restoring.restored(torch.zeros(3, device="meta"), torch.ones(3)).device.type == "meta"
     assert restoring.restored(torch.zeros(3, device="meta"), torch.ones(2)).device.type == "meta"
     assert restoring.restored(torch.zeros(3), torch.ones(3)).tolist() == [1.0] * 3
+
+
+class Assigning:
+    """Its state is what it was given."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_tensors_that_were_on_a_gpu_come_back_on_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch):
+    """Also where nothing is in their place yet, as in a list of losses that grows."""
+    lying: dict[int, torch.Tensor] = {}  # on a GPU, as they say
+    where = torch.Tensor.device
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda each: gpu if id(each) in lying else where.__get__(each)))
+
+    def on_gpu() -> torch.Tensor:
+        made = torch.rand(2)
+        lying[id(made)] = made
+        return made
+
+    def attempt() -> tuple[Documents, dict[str, Any], torch.optim.Optimizer]:
+        model = torch.nn.Linear(2, 2)
+        modules = [ModelTensors(model)]
+        model.to("meta")  # in the place of another GPU
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        extra: dict[str, Any] = {"losses": [], "object": Assigning()}
+        position = Position(None)
+        return (
+            Documents(modules=modules, all_optimizers=[optimizer], schedulers=[extra["object"]], extra=extra, position=position),
+            extra,
+            optimizer,
+        )
+
+    documents, extra, optimizer = attempt()
+    extra["losses"] += [on_gpu(), torch.zeros(2)]
+    extra["best"] = {3: (on_gpu(), torch.zeros(2))}
+    extra["object"].state = {"sums": on_gpu(), "counts": torch.zeros(2)}
+    optimizer.state["means"] = [on_gpu(), torch.zeros(2)]
+    optimizer.state[optimizer.param_groups[0]["params"][1]]["directions"] = [on_gpu(), torch.zeros(2)]
+    document = documents.capture()
+    documents.set_capacity(capacity(len(document)))
+    row = documents.local_shard(document, 0, 1).data
+    documents, extra, optimizer = attempt()
+    documents.restore(row, 1, same=True)
+    state = optimizer.state[optimizer.param_groups[0]["params"][1]]
+    found = [extra["losses"], extra["best"][3], [*extra["object"].state.values()], optimizer.state["means"], state["directions"]]
+    assert [[each.device.type for each in pair] for pair in found] == [["meta", "cpu"]] * len(found)
