@@ -5,7 +5,8 @@
     trainer.train(resume_from_checkpoint=callback.resume(trainer, otherwise=newest_checkpoint_of_its_own))
 
 Owns what the Trainer keeps beside model and optimizer: its state, the scheduler, the scaler. A checkpoint folder without weights
-tells the Trainer where to go on, for they are in the model already. Its log history begins anew with each attempt.
+tells the Trainer where to go on, and it loads none from there, for they are in the model already. Its log history begins anew with
+each attempt.
 """
 
 import dataclasses
@@ -16,10 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.utils import SAFE_WEIGHTS_NAME
 
 import resilient
 from resilient import clock, worker
@@ -100,7 +99,7 @@ class ResilientCallback(TrainerCallback):
             return otherwise
         self._folder = Path(tempfile.mkdtemp(prefix="resilient-resume-"))
         (self._folder / TRAINER_STATE_NAME).write_text(self._rest.loaded["trainer"])
-        safetensors.torch.save_file({}, self._folder / SAFE_WEIGHTS_NAME)
+        _load_no_weights(trainer, str(self._folder))
         return str(self._folder)
 
     # -- what the Trainer calls ----------------------------------------------------------------------------------------
@@ -175,3 +174,14 @@ class ResilientCallback(TrainerCallback):
 
 def _step_of(folder: str | None) -> int:
     return TrainerState.load_from_json(str(Path(folder) / TRAINER_STATE_NAME)).global_step if folder is not None else 0
+
+
+def _load_no_weights(trainer: Trainer, folder: str) -> None:
+    """Have it load no weights where it goes on from this folder; it takes no model of another library for one without."""
+    load = trainer._load_from_checkpoint
+
+    def load_from_checkpoint(resume_from_checkpoint: str, *more: Any) -> None:
+        if resume_from_checkpoint != folder:
+            load(resume_from_checkpoint, *more)
+
+    trainer._load_from_checkpoint = load_from_checkpoint  # type: ignore[method-assign]
