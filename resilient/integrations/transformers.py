@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -71,6 +72,7 @@ class ResilientCallback(TrainerCallback):
     def __init__(self) -> None:
         self._attached: resilient.Attached | None = None
         self._rest: _Rest | None = None
+        self._trained: Mapping[str, object] = {}  # what snapshots have
         self._folder: Path | None = None
         self._training = False
         self._line: dict[str, Any] | None = None  # the metrics of a step that is not finished
@@ -82,14 +84,20 @@ class ResilientCallback(TrainerCallback):
         Args:
             otherwise: the newest checkpoint that the Trainer has written by itself; returned where no snapshot is as new.
 
-        Raises ValueError where the Trainer shards the model by itself (FSDP, DeepSpeed).
+        Raises ValueError where the Trainer shards the model by itself (FSDP, DeepSpeed), or makes another one (`model_init`).
         """
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ValueError(
                 "ResilientCallback keeps no snapshots of a Trainer with FSDP or DeepSpeed: leave it out, and go on as before"
             )
+        if trainer.model_init is not None:
+            raise ValueError(
+                "ResilientCallback keeps no snapshots of a Trainer with model_init, which makes another model when it begins to "
+                "train: give it a model in place of model_init"
+            )
         model, optimizer = trainer.model, trainer.create_optimizer()
         assert model is not None
+        self._trained = {"model": model, "optimizer": _unwrapped(optimizer)}
         self._rest = _Rest(trainer)
         self._attached = None  # that of a training which has failed is in use no more
         self._attached = resilient.attach(model=model, optimizer=optimizer, extra={"trainer": self._rest})
@@ -105,9 +113,15 @@ class ResilientCallback(TrainerCallback):
     # -- what the Trainer calls ----------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """All is made, and what was saved of it was read."""
+        """All is made, and what was saved of it was read. Raises RuntimeError, ValueError where that is not what `resume` has."""
         if self._rest is None:
             raise RuntimeError("call ResilientCallback.resume(trainer) before trainer.train")
+        for what, given in self._trained.items():
+            if _unwrapped(kwargs[what]) is not given:
+                raise ValueError(
+                    f"the Trainer trains another {what} than ResilientCallback.resume was given, so that no snapshot has what is "
+                    "trained: call resume right before trainer.train, and replace nothing in between"
+                )
         self._rest.begin(kwargs["lr_scheduler"])
         if self._folder is not None:
             shutil.rmtree(self._folder)
@@ -170,6 +184,11 @@ class ResilientCallback(TrainerCallback):
         if self._attached.should_stop() is not None:
             control.should_training_stop = control.should_save = True
         worker.infer("eval" if control.should_evaluate else "snapshot" if control.should_save else "step")
+
+
+def _unwrapped(found: Any) -> Any:
+    """What Accelerate has put an AcceleratedOptimizer around."""
+    return found.optimizer if isinstance(found, AcceleratedOptimizer) else found
 
 
 def _step_of(folder: str | None) -> int:

@@ -33,4 +33,25 @@ def goes_on(attempts: Attempts, trained: Any, folder: Path, **form: Any) -> tupl
 
 
 def test_a_model_that_is_none_of_transformers_goes_on_from_a_snapshot(attempts: Attempts, trained: Any, tmp_path: Path):
-    goes_on(attempts, trained, tmp_path, rows=5 * AT, lr_scheduler_type="linear", lr_scheduler_kwargs=None)
+    goes_on(attempts, trained, tmp_path, rows=5 * AT)
+
+
+@pytest.mark.parametrize("what", ["model_init", "model", "optimizer"])
+def test_a_trainer_that_trains_another_model_or_optimizer_than_its_snapshots_have_is_refused(
+    attempts: Attempts, trained: Any, tmp_path: Path, what: str
+):
+    attempts.begin()
+    script = trained.Script(tmp_path, TOTAL, rows=2 * TOTAL)
+    if what == "model_init":
+        script.trainer.model_init = trained.Model
+        with pytest.raises(ValueError, match="model_init"):
+            script.train()
+        return
+    otherwise = script.callback.resume(script.trainer)
+    if what == "model":
+        script.trainer.model = script.trainer.model_wrapped = trained.Model()
+    else:
+        script.trainer.optimizer = trained.torch.optim.SGD(script.model.parameters(), 0.1)
+    with pytest.raises(ValueError, match=rf"another {what} than .*resume was given"):
+        script.trainer.train(resume_from_checkpoint=otherwise)
+    assert not script.steps

@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from resilient.integrations.transformers import ResilientCallback
 
 BATCH = 2
+PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
 
 
 class Interrupted(Exception):
@@ -77,8 +78,6 @@ class Script:
                 "max_steps": steps,
                 "per_device_train_batch_size": BATCH,
                 "learning_rate": 0.1,
-                "lr_scheduler_type": "reduce_lr_on_plateau",
-                "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5},
                 "metric_for_best_model": "loss",
                 "greater_is_better": False,
                 "save_strategy": "no",
@@ -86,6 +85,7 @@ class Script:
                 "disable_tqdm": True,
                 "logging_steps": 5,
                 "use_cpu": True,
+                **(PLATEAU if "eval_strategy" in words else {}),
                 **words,
             },
         )
