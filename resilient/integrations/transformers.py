@@ -6,7 +6,8 @@
 
 Owns what the Trainer keeps beside model and optimizer: its state, the scheduler, the scaler. A checkpoint folder without weights
 tells the Trainer where to go on, and it loads none from there, for they are in the model already. Its log history begins anew with
-each attempt.
+each attempt. A snapshot is taken when all is done behind a step, for an evaluation changes the best metric, and may change the
+learning rate.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from typing import Any
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import has_length
 
 import resilient
 from resilient import clock, worker
@@ -77,6 +79,8 @@ class ResilientCallback(TrainerCallback):
         self._training = False
         self._line: dict[str, Any] | None = None  # the metrics of a step that is not finished
         self._stepped_t: float | None = None
+        self._awaits = False  # a step is told, and its snapshot awaits what the Trainer does behind it
+        self._stops = False
 
     def resume(self, trainer: Trainer, otherwise: str | None = None) -> str | None:
         """Go on from the newest snapshot; what to give `trainer.train` as `resume_from_checkpoint`.
@@ -98,6 +102,7 @@ class ResilientCallback(TrainerCallback):
         model, optimizer = trainer.model, trainer.create_optimizer()
         assert model is not None
         self._trained = {"model": model, "optimizer": _unwrapped(optimizer)}
+        self._be_last(trainer)
         self._rest = _Rest(trainer)
         self._attached = None  # that of a training which has failed is in use no more
         self._attached = resilient.attach(model=model, optimizer=optimizer, extra={"trainer": self._rest})
@@ -126,64 +131,108 @@ class ResilientCallback(TrainerCallback):
         if self._folder is not None:
             shutil.rmtree(self._folder)
             self._folder = None
-        self._training = True
+        self._training, self._stops, self._awaits = True, False, False
         worker.infer("step")
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """At the begin of an epoch random numbers are drawn for its order; in the middle of one they were drawn before."""
-        if self._attached is not None and float(state.epoch or 0.0).is_integer():
+        self._complete(state, control)
+        if self._attached is not None and _is_whole(state):
             self._attached.begin()
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The batches of the step are there."""
         assert self._attached is not None
-        self._finish(state, control)
+        self._complete(state, control)
         self._attached.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A step is done, with scheduler and counters; where its loss is logged next, it is finished then."""
+        """A step is done, with scheduler and counters; where its loss is logged next, it is told then."""
         now, before_t = clock.now(), self._stepped_t
         self._stepped_t = now
         self._line = {"step": state.global_step, **({"step_s": now - before_t} if before_t else {})}
         if not control.should_log:
-            self._finish(state, control)
+            self._tell(state, control, more=_more_follows(state, control, kwargs["train_dataloader"]))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """What is logged is that of the steps since it was logged last."""
         if self._line is not None:
             logs: Mapping[str, Any] = kwargs.get("logs") or {}
             self._line.update({name: float(logs[key]) for key, name in LOGGED.items() if key in logs})
-            self._finish(state, control)
+            self._tell(state, control, more=_more_follows(state, control, kwargs["train_dataloader"]))
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Where a stop has ended it early, what is done at its end is done when it has ended."""
+        if self._stops and not _is_whole(state):
+            control.should_evaluate = control.should_save = False
+        self._infer(control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Also where the script evaluates by itself, as after the training."""
-        if self._training:
-            worker.infer("snapshot" if control.should_save else "step")
+        self._infer(control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._training:
-            worker.infer("step")
+        self._infer(control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The last step is saved."""
-        self._finish(state, control)
+        self._complete(state, control)
         self._training = False
         if self._attached is not None:
             self._attached.close()
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def _finish(self, state: TrainerState, control: TrainerControl) -> None:
-        """Tell of the step that is done, if that was not told; beat, take a snapshot, have the Trainer stop and save if asked."""
+    def _tell(self, state: TrainerState, control: TrainerControl, *, more: bool) -> None:
+        """Tell of the step that is done, if that was not told; beat, take a snapshot, have the Trainer stop and save if asked.
+
+        Args:
+            more: the Trainer does more behind it, and the snapshot awaits that.
+        """
         line, self._line = self._line, None
         if line is None or self._attached is None:
             return
         if state.is_world_process_zero:
             worker.report(line)  # first: a step that has a snapshot is not computed again
-        self._attached.after_step(state.global_step)
-        if self._attached.should_stop() is not None:
-            control.should_training_stop = control.should_save = True
-        worker.infer("eval" if control.should_evaluate else "snapshot" if control.should_save else "step")
+        self._attached.end_step(state.global_step)
+        self._awaits = more
+        if more:
+            reason = worker.should_stop()
+        else:
+            self._attached.take_due()
+            reason = self._attached.should_stop()
+        if reason is not None:
+            self._stops = control.should_training_stop = control.should_save = True
+        self._infer(control)
+
+    def _complete(self, state: TrainerState, control: TrainerControl) -> None:
+        """The Trainer has done what it does behind a step."""
+        self._tell(state, control, more=False)
+        if self._awaits and self._attached is not None:
+            self._awaits = False
+            self._attached.take_due()
+
+    def _infer(self, control: TrainerControl) -> None:
+        """What the Trainer does next."""
+        if self._training:
+            worker.infer("eval" if control.should_evaluate else "snapshot" if control.should_save else "step")
+
+    def _be_last(self, trainer: Trainer) -> None:
+        """Of its callbacks: what the others ask for behind a step is known then."""
+        if self in trainer.callback_handler.callbacks:
+            trainer.remove_callback(self)
+            trainer.add_callback(self)
+
+
+def _more_follows(state: TrainerState, control: TrainerControl, loader: Any) -> bool:
+    """Whether the Trainer does something behind this step: where nobody knows the length of an epoch, it may be its last one."""
+    ends = control.should_epoch_stop or control.should_training_stop or _is_whole(state) or not has_length(loader)
+    return ends or control.should_evaluate or control.should_save
+
+
+def _is_whole(state: TrainerState) -> bool:
+    """Whether an epoch is, after a step or before all of them."""
+    return float(state.epoch or 0.0).is_integer()
 
 
 def _unwrapped(found: Any) -> Any:

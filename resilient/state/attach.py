@@ -196,6 +196,15 @@ class Attached:
         Args:
             step: how many are done now; None: one more.
         """
+        self.end_step(step)
+        self.take_due()
+
+    def end_step(self, step: int | None = None) -> None:
+        """A step is done, and something is done behind it that belongs to its state: the heartbeat. `take_due` follows on that.
+
+        Args:
+            step: as of `after_step`.
+        """
         if not self._begun:
             self.begin()
         self.step = self.step + 1 if step is None else step
@@ -208,6 +217,11 @@ class Attached:
             self._unsaved.end_step()
         if self._reads is not None and self._reads.end_step(self.step):
             self._reads = None
+
+    def take_due(self) -> None:
+        """The state of the step that was ended is whole: a snapshot where one is due. Once for each, before the next one begins."""
+        if self._snapshots is None:
+            return
         tiers = self._snapshots.due(self.step)
         if tiers:
             self._take(self._snapshots, tiers)

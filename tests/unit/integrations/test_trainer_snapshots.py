@@ -1,4 +1,4 @@
-"""transformers' Trainer with its callback: what it goes on from, and what is refused."""
+"""transformers' Trainer with its callback: what it goes on from, with what is done behind a step, and what is refused."""
 
 import importlib
 from pathlib import Path
@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from attempts import AT, TOTAL, Attempts
 
-MORE = 2 * TOTAL
+from resilient import worker
+
+MORE = 2 * AT + 1  # a snapshot more than the one at AT, and the last one: there are buffers for three
+EVERY = {"eval_strategy": "steps", "eval_steps": AT}
+FORMS: dict[str, dict[str, Any]] = {
+    "steps": {"rows": 5 * AT, **EVERY},
+    "steps that are saved": {"rows": 5 * AT, **EVERY, "save_strategy": "steps", "save_steps": AT},
+    "steps that are logged": {"rows": 5 * AT, **EVERY, "logging_steps": 1},
+    "epochs": {"rows": 2 * AT, "eval_strategy": "epoch"},
+    "asked for by a callback behind it": {"rows": 5 * AT, "eval_strategy": "steps", "eval_steps": MORE, "asks_at": AT},
+}
 
 
 @pytest.fixture
@@ -55,3 +65,34 @@ def test_a_trainer_that_trains_another_model_or_optimizer_than_its_snapshots_hav
     with pytest.raises(ValueError, match=rf"another {what} than .*resume was given"):
         script.trainer.train(resume_from_checkpoint=otherwise)
     assert not script.steps
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_snapshot_has_what_the_evaluation_behind_its_step_has_changed(
+    attempts: Attempts, trained: Any, tmp_path: Path, form: str
+):
+    """The best metric, and a learning rate that follows the metric."""
+    calm, first, second = goes_on(attempts, trained, tmp_path, **FORMS[form])
+    assert first.evaluated + second.evaluated == calm.evaluated and AT in calm.evaluated
+
+
+@pytest.mark.parametrize(("at", "form"), [(AT, "steps"), (AT, "epochs"), (AT - 2, "epochs")])
+def test_a_stop_evaluates_what_is_due_then_and_nothing_else_and_saves(
+    attempts: Attempts, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, form: str
+):
+    calm = trained.Script(tmp_path / "calm", AT + 2, **FORMS[form])
+    calm.train()
+    attempts.begin()
+    beaten: list[int] = []
+    monkeypatch.setattr(worker, "beat", beaten.append)
+    monkeypatch.setattr(worker, "should_stop", lambda: "drain" if beaten[-1:] == [at] else None)
+    first = trained.Script(tmp_path / "run", AT + 2, **FORMS[form])
+    first.train()
+    assert beaten == [*range(1, at + 1)]
+    assert first.evaluated == [AT] * (at == AT)
+    assert (tmp_path / f"run/checkpoint-{at}/trainer_state.json").exists()
+    attempts.held(at)
+    attempts.begin(at)
+    second = trained.Script(tmp_path / "run", AT + 2, **FORMS[form])
+    second.train()
+    assert {**first.steps, **second.steps} == calm.steps and min(second.steps) == at + 1

@@ -24,10 +24,10 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.looks: Callable[[str], None] = lambda _: None
+        self.looks: Callable[..., None] = lambda **_: None
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.looks("trains" if self.training else "evaluates")
+        self.looks(trains=self.training)
         found = self.layer(x)
         return {"loss": (found - (labels if self.training else -labels)).square().mean(), "logits": found}
 
@@ -47,13 +47,14 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 class Recorder(TrainerCallback):
     """What each step comes to, by its number."""
 
-    def __init__(self, script: "Script") -> None:
-        self._script = script
+    def __init__(self, script: "Script", asks_at: int | None) -> None:
+        self._script, self._asks_at = script, asks_at
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         script = self._script
         rates = [group["lr"] for group in script.trainer.optimizer.param_groups]
         script.steps[state.global_step] = [script.weights(), rates, state.best_metric, state.best_global_step]
+        control.should_evaluate = control.should_evaluate or state.global_step == self._asks_at
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._script.evaluated.append(state.global_step)
@@ -64,10 +65,10 @@ class Script:
 
     Args:
         rows: of which an epoch has half as many steps.
-        last: called behind the other callbacks, at the end of each step.
+        asks_at: a callback behind the others asks for an evaluation at this step.
     """
 
-    def __init__(self, folder: Path, steps: int, rows: int, *, last: TrainerCallback | None = None, **words: Any) -> None:
+    def __init__(self, folder: Path, steps: int, rows: int, *, asks_at: int | None = None, **words: Any) -> None:
         torch.manual_seed(3)
         self.steps: dict[int, list[Any]] = {}
         self.evaluated: list[int] = []
@@ -90,7 +91,7 @@ class Script:
             },
         )
         self.callback = ResilientCallback()
-        callbacks = [self.callback, Recorder(self), *([last] if last is not None else [])]
+        callbacks = [self.callback, Recorder(self, asks_at)]
         self.trainer = Trainer(self.model, arguments, train_dataset=Rows(rows), eval_dataset=Rows(4), callbacks=callbacks)
 
     def weights(self) -> list[float]:
@@ -99,11 +100,11 @@ class Script:
     def train(self, otherwise: str | None = None) -> None:
         self.trainer.train(resume_from_checkpoint=self.callback.resume(self.trainer, otherwise))
 
-    def train_up_to(self, step: int, *, then: str = "trains") -> None:
-        """It is interrupted in what it does after this step: where it `trains` next, or `evaluates`."""
+    def train_up_to(self, step: int) -> None:
+        """It is interrupted in the next one."""
 
-        def looks(what: str) -> None:
-            if what == then and self.trainer.state.global_step >= step:
+        def looks(*, trains: bool) -> None:
+            if trains and self.trainer.state.global_step >= step:
                 raise Interrupted
 
         self.model.looks = looks
