@@ -103,6 +103,7 @@ class ResilientCallback(TrainerCallback):
         assert model is not None
         self._trained = {"model": model, "optimizer": _unwrapped(optimizer)}
         self._be_last(trainer)
+        self._end_before_the_best(trainer)
         self._rest = _Rest(trainer)
         self._attached = None  # that of a training which has failed is in use no more
         self._attached = resilient.attach(model=model, optimizer=optimizer, extra={"trainer": self._rest})
@@ -175,11 +176,7 @@ class ResilientCallback(TrainerCallback):
         self._infer(control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The last step is saved."""
-        self._complete(state, control)
-        self._training = False
-        if self._attached is not None:
-            self._attached.close()
+        self._end(state, control)
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -212,6 +209,13 @@ class ResilientCallback(TrainerCallback):
             self._awaits = False
             self._attached.take_due()
 
+    def _end(self, state: TrainerState, control: TrainerControl) -> None:
+        """The last step is saved, once; what becomes of the model then is in no snapshot."""
+        if self._training and self._attached is not None:
+            self._complete(state, control)
+            self._attached.close()
+        self._training = False
+
     def _infer(self, control: TrainerControl) -> None:
         """What the Trainer does next."""
         if self._training:
@@ -222,6 +226,16 @@ class ResilientCallback(TrainerCallback):
         if self in trainer.callback_handler.callbacks:
             trainer.remove_callback(self)
             trainer.add_callback(self)
+
+    def _end_before_the_best(self, trainer: Trainer) -> None:
+        """The training is over where the Trainer loads the best weights in place of the last ones; it tells of its end later."""
+        load = trainer._load_best_model
+
+        def load_best_model() -> None:
+            self._end(trainer.state, trainer.control)
+            load()
+
+        trainer._load_best_model = load_best_model  # type: ignore[method-assign]
 
 
 def _more_follows(state: TrainerState, control: TrainerControl, loader: Any) -> bool:

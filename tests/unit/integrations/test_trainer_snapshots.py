@@ -96,3 +96,19 @@ def test_a_stop_evaluates_what_is_due_then_and_nothing_else_and_saves(
     second = trained.Script(tmp_path / "run", AT + 2, **FORMS[form])
     second.train()
     assert {**first.steps, **second.steps} == calm.steps and min(second.steps) == at + 1
+
+
+@pytest.mark.parametrize("last", [AT, AT - 2], ids=["due in RAM", "for the durable tier alone"])
+def test_the_last_snapshot_has_the_weights_of_the_last_step_where_the_best_ones_are_loaded_at_the_end(
+    attempts: Attempts, trained: Any, tmp_path: Path, last: int
+):
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    attempts.begin()
+    first = trained.Script(tmp_path, last, rows=5 * AT, load_best_model_at_end=True, **every)
+    first.train()
+    assert first.weights() == first.steps[1][0], "the best ones are those of the first step"
+    attempts.held(last)
+    attempts.begin(last)
+    second = trained.Script(tmp_path, last, rows=5 * AT, load_best_model_at_end=True, **every)
+    second.callback.resume(second.trainer)
+    assert second.weights() == first.steps[last][0]
