@@ -77,7 +77,7 @@ class ResilientCallback(TrainerCallback):
         self._trained: Mapping[str, object] = {}  # what snapshots have
         self._folder: Path | None = None
         self._training = False
-        self._line: dict[str, Any] | None = None  # the metrics of a step that is not finished
+        self._line: dict[str, Any] | None = None  # the metrics of a step that is not told
         self._stepped_t: float | None = None
         self._awaits = False  # a step is told, and its snapshot awaits what the Trainer does behind it
         self._stops = False
@@ -262,8 +262,8 @@ def _load_no_weights(trainer: Trainer, folder: str) -> None:
     """Have it load no weights where it goes on from this folder; it takes no model of another library for one without."""
     load = trainer._load_from_checkpoint
 
-    def load_from_checkpoint(resume_from_checkpoint: str, *more: Any) -> None:
+    def load_from_checkpoint(resume_from_checkpoint: str, *more: Any, **words: Any) -> None:
         if resume_from_checkpoint != folder:
-            load(resume_from_checkpoint, *more)
+            load(resume_from_checkpoint, *more, **words)
 
     trainer._load_from_checkpoint = load_from_checkpoint  # type: ignore[method-assign]
