@@ -17,6 +17,8 @@ from checkpoint.state import JSON
 from resilient.state.dense import reason_against
 from resilient.state.encoding import decode, encode
 
+_EARLIER_MARK = "$on_device"  # key by which snapshots of earlier versions mark a tensor that was on a GPU
+
 LIKE, NUMBER, OWN = "like", "number", "own"  # of the parameter's shape; without dimensions; of another shape
 
 
@@ -193,6 +195,8 @@ def _moved(value: Any, device: torch.device) -> Any:
     """A state whose tensors on a GPU are on this one."""
     if isinstance(value, torch.Tensor):
         return value if value.device.type == "cpu" else value.to(device)
+    if isinstance(value, dict) and value.keys() == {_EARLIER_MARK}:
+        return value[_EARLIER_MARK].to(device)
     if isinstance(value, dict):  # or a Counter
         return type(value)({key: _moved(each, device) for key, each in value.items()})
     return type(value)(_moved(each, device) for each in value) if type(value) in (list, tuple) else value

@@ -222,6 +222,8 @@ def test_tensors_in_other_states_of_an_optimizer_come_back_on_the_device_that_th
     found, directions = again.state["means"], again.state[again.param_groups[0]["params"][0]]["directions"]
     assert [found["all"][0].device.type, found["host"][0].device.type, found["host"][1]] == ["meta", "cpu", 4]
     assert [each.device.type for each in directions] == ["meta", "cpu"]
+    set_other_states(again, {"means": {"all": [{"$on_device": torch.ones(2)}]}})  # of an earlier version
+    assert again.state["means"]["all"][0].device.type == "meta"
 
 
 def test_a_checkpoint_of_another_model_ends_the_campaign(attempts: Attempts):
