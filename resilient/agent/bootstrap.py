@@ -10,7 +10,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
@@ -117,7 +119,8 @@ def _status(error: SystemExit) -> int:
     """What the interpreter would end with; a text is printed."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    sys.stderr.write(f"{error.code}\n")
+    with suppress(Exception):  # the script may have closed it, or put something else in its place
+        sys.stderr.write(f"{error.code}\n")
     return 1
 
 
@@ -192,5 +195,7 @@ def _redirect(output: Path) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):  # a module may have put others in their place
+        if isinstance(stream, TextIOWrapper):
+            with suppress(ValueError):  # it is closed, or its buffer another stream's
+                stream.reconfigure(line_buffering=True)

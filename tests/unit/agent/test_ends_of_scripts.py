@@ -45,7 +45,7 @@ from resilient.agent.bootstrap import WorkerSpec, run_rank
 here = Path.cwd()
 (here / "out.txt").write_text("")
 paths = [here / name for name in ("out.txt", "stacks", "record", "config.yaml")]
-run_rank(WorkerSpec({"RANK": "0", "WORLD_SIZE": "1"}, *paths, entrypoint=sys.argv[1]))
+run_rank(WorkerSpec({"RANK": "0", "WORLD_SIZE": "1"}, *paths, entrypoint=sys.argv[1]), *sys.argv[2:])
 """
 
 
@@ -68,3 +68,46 @@ def test_files_that_a_script_has_not_closed_are_whole_and_its_hook_is_told(tmp_p
         assert packed.read() == "packed"
     with zipfile.ZipFile(rank / "archive.zip") as archive:
         assert archive.read("member") == b"archived"
+
+
+MODULE = """
+import codecs, io, sys
+
+
+class Tee:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        return self.stream.write(text)
+
+    def flush(self):
+        self.stream.flush()
+
+
+sys.stdout = {replaced}
+
+
+def main(config):
+    print("trained")
+    sys.stderr.write(f"{{sys.__stdout__.line_buffering}}\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("replaced", "told"),
+    [
+        ("Tee(sys.stdout)", {"trained", "True"}),
+        ('codecs.getwriter("utf-8")(sys.stdout.buffer)', {"trained", "True"}),
+        ("io.TextIOWrapper(sys.stdout.detach())", {"trained", "False"}),
+        ("None", {"True"}),
+    ],
+)
+def test_a_module_may_put_another_stream_in_the_place_of_its_output_when_it_is_imported(
+    tmp_path: Path, replaced: str, told: set[str]
+):
+    (tmp_path / "module.py").write_text(MODULE.format(replaced=replaced))
+    command = [sys.executable, "-c", f"import module\n{RANK}", "module:main", "the config"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, timeout=120)
+    said = (tmp_path / "out.txt").read_text()
+    assert (done.returncode, set(said.split())) == (0, told), said

@@ -181,6 +181,13 @@ def test_an_exception_of_a_process_that_the_script_has_forked_is_not_the_ranks(s
         assert [record.event for record in region.drain()] == []
 
 
+@pytest.mark.parametrize("stream", ["sys.stderr = None", "sys.stderr.close()"])
+def test_why_a_script_leaves_that_has_no_standard_error_is_told(spec: WorkerSpec, fork_server: ForkServer, stream: str):
+    with run_to_its_end(spec, fork_server, f"import sys\n{stream}\nsys.exit('no GPU is free')\n") as (code, region):
+        assert code == 1
+        assert [record.fields["message"] for record in region.drain()] == ["no GPU is free"]
+
+
 def test_an_exception_in_the_loop_of_an_attached_script_is_told_with_the_step_as_its_phase(
     spec: WorkerSpec, fork_server: ForkServer
 ):
