@@ -146,7 +146,7 @@ class RunLease:
             seen = Seen(flocked, owner, here, age_s, changed_ns != first, time.monotonic() - began)
             match judge(seen):
                 case "take":
-                    if self._take(fresh=changed_ns is None, settle=owner is not None and not here):
+                    if self._take(fresh=changed_ns is None, settle=changed_ns is not None and not here):
                         os.ftruncate(self._lock, 0)
                         os.pwrite(self._lock, f"{self.owner}\n".encode(), 0)  # for people, and tools that know the lock alone
                         return
@@ -198,17 +198,17 @@ class RunLease:
             OSError: the file system does not let it be renewed now, or is not there.
         """
         asked_t = _boot_time()
-        owner, _ = read(self._path)
+        owner, changed_ns = read(self._path)
         if owner is not None and owner.token != self.owner.token:
             return owner
-        if owner is None:  # somebody has deleted it, or the whole directory is gone
+        if owner is None:  # somebody has deleted it, or left a file that names nobody, or the whole directory is gone
             must_be_there(self._run_dir, self._lock)
             self._write()
             try:
-                self._take(fresh=True, settle=False)
+                if self._take(fresh=changed_ns is None, settle=False):
+                    self._seen_t = asked_t
             finally:
                 self._own.unlink(missing_ok=True)
-            self._seen_t = asked_t
             return None
         self._stay_locked()
         os.utime(self._path)

@@ -186,6 +186,30 @@ def test_a_lease_that_somebody_deleted_is_written_again(tmp_path: Path):
     mine.close()
 
 
+@pytest.mark.parametrize("left", ["", '{"host": "n'], ids=["empty", "cut"])
+def test_a_lease_that_names_nobody_any_more_is_written_again_by_its_owner(tmp_path: Path, left: str):
+    mine = RunLease(tmp_path)
+    (tmp_path / lease.LEASE).write_text(left)
+    assert mine.renew() is None
+    assert lease.read(tmp_path / lease.LEASE)[0] == mine.owner == holder(tmp_path)
+    mine.close()
+    assert [path.name for path in tmp_path.iterdir()] == [lease.LOCK]
+
+
+def test_an_owner_that_another_one_comes_before_has_not_seen_that_the_lease_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mine = RunLease(tmp_path)
+    (tmp_path / lease.LEASE).unlink()
+    mine._seen_t = seen_t = 1.0
+    with monkeypatch.context() as patch:  # between the look at the lease and the link that makes it
+        patch.setattr(lease, "must_be_there", lambda *_: (tmp_path / lease.LEASE).write_text(json.dumps(asdict(OTHER))))
+        assert mine.renew() is None
+    assert mine._seen_t == seen_t
+    assert mine.renew() == OTHER
+    mine.close()
+
+
 def test_no_lease_is_written_into_another_run_directory_in_the_place(tmp_path: Path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -199,7 +223,8 @@ def test_no_lease_is_written_into_another_run_directory_in_the_place(tmp_path: P
     mine.leave()
 
 
-def test_a_lease_that_names_nobody_is_replaced(tmp_path: Path):
+def test_a_lease_that_names_nobody_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lease, "SETTLE_S", 0.0)
     (tmp_path / lease.LEASE).write_text('{"host": "n')
     mine = RunLease(tmp_path)
     assert lease.read(tmp_path / lease.LEASE)[0] == mine.owner
@@ -229,11 +254,20 @@ def test_a_file_system_without_hard_links_has_a_lease_too(tmp_path: Path, monkey
 
 @pytest.mark.usefixtures("without_links")
 def test_of_two_that_take_a_new_lease_without_hard_links_at_once_one_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    must_be_refused_by_another_that_takes_it(tmp_path, monkeypatch)
+
+
+def test_of_two_that_take_a_lease_that_names_nobody_at_once_one_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / lease.LEASE).write_text('{"host": "n')
+    must_be_refused_by_another_that_takes_it(tmp_path, monkeypatch)
+
+
+def must_be_refused_by_another_that_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = json.dumps({**asdict(OTHER), "token": "other"})
     settled = []
 
     def sleep(seconds: float) -> None:
-        if seconds == lease.SETTLE_S and not settled:  # the other one has seen no lease either
+        if seconds == lease.SETTLE_S and not settled:  # the other one has seen nobody's name either
             settled.append(seconds)
             (tmp_path / lease.LEASE).write_text(other)
         elif (tmp_path / lease.LEASE).exists():  # which it renews
