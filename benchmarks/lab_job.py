@@ -166,7 +166,7 @@ class LabJob:
         init = self.lab.host(host).init()
         for pid in self.lab.host(host).processes():
             with contextlib.suppress(OSError):
-                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
                 if pid != init and not name.startswith(HOSTS_OWN):
                     return False
         return not list(self.memory(host).iterdir())

@@ -54,7 +54,7 @@ def name_process(name: str) -> None:
 def name_of(pid: int) -> str:
     """What `name_process` has named it, or the kernel; "" if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return ""
 

@@ -34,7 +34,8 @@ def translated(pid: int, namespace: int) -> int | None:
         return None
     for path in processes:
         try:
-            if innermost((path / "status").read_text()) == pid and (path / "ns/pid").stat().st_ino == namespace:
+            status = (path / "status").read_text(errors="replace")
+            if innermost(status) == pid and (path / "ns/pid").stat().st_ino == namespace:
                 return int(path.name)
         except OSError:  # it has ended, or is another user's
             continue

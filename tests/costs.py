@@ -105,7 +105,7 @@ def cpu_s() -> float:
     total = own.user + own.system + own.children_user + own.children_system
     for pid in _descendants():
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
         total += sum(map(int, fields[11:15])) / _TICKS_PER_S  # utime, stime, cutime, cstime: proc(5)

@@ -37,7 +37,7 @@ class WorkerOom(Inside):
         return Expectation(frozenset({"exit", "hang"}), frozenset({"restart_workers"}), culprit=True)
 
     def lacks(self) -> str:
-        found = controller(Path("/proc/self/mountinfo").read_text())
+        found = controller(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
         if found is None:
             return _NO_CONTROLLER
         group = _group(found.mount, f"probe-{secrets.token_hex(4)}")
@@ -51,11 +51,11 @@ class WorkerOom(Inside):
         return ""
 
     def removal(self, order: str) -> Command | None:
-        found = controller(Path("/proc/self/mountinfo").read_text())
+        found = controller(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
         return None if found is None else ["sh", "-c", _REMOVE, "sh", str(_group(found.mount, order))]
 
     def strike(self, context: RankContext) -> None:
-        found = controller(Path("/proc/self/mountinfo").read_text())
+        found = controller(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
         if found is None:
             raise CannotInject(_NO_CONTROLLER)
         group = _group(found.mount, context.order)

@@ -228,7 +228,7 @@ def daemon_environ() -> dict[str, str]:
 def _ids(pid: int) -> list[int]:
     """Ids of a process in its own namespace and in those around it, this one first; none if it has gone."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("NSpid:"):
                 return [int(word) for word in line.split()[1:]]
     return []

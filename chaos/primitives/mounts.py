@@ -15,7 +15,7 @@ AGAIN_S = 0.01
 def options(mount: Path) -> frozenset[str]:
     """Those of a mount, and of its file system; empty where nothing is mounted."""
     found: frozenset[str] = frozenset()
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         words = before.split()
         if words[4] == as_listed(mount):  # of several the last one is on top

@@ -19,7 +19,7 @@ _CONTINUE = 'case "$(cat "/proc/$1/stat" 2>/dev/null)" in *") "*" $2 "*) kill -C
 
 def continues(process: psutil.Process) -> Command:
     """The command that continues a process which was stopped, if it is still there."""
-    started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    started = Path(f"/proc/{process.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     return ["sh", "-c", _CONTINUE, "sh", str(process.pid), started]
 
 

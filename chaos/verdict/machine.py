@@ -42,7 +42,9 @@ def inspect(places: Sequence[Path] = ()) -> State:
     found: dict[str, Sequence[str]] = {what: _lines(command) for what, command in _COMMANDS.items()}
     with suppress(OSError):
         found["range of ports"] = [" ".join(PORTS.read_text().split())]
-    found["mount"] = [line for line in map(_mount, MOUNTS.read_text().splitlines()) if _concerns(line, (*places, *NAMES))]
+    found["mount"] = [
+        line for line in map(_mount, MOUNTS.read_text(errors="surrogateescape").splitlines()) if _concerns(line, (*places, *NAMES))
+    ]
     return found
 
 

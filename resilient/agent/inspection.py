@@ -179,7 +179,7 @@ def _handles_signal(pid: int) -> bool:
 def _has(pid: int, mask: str, number: int) -> bool:
     """Whether a signal is in a mask of a process, as /proc/PID/status names it; in none where there is no such process."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
     bits = next((line for line in status.splitlines() if line.startswith(mask)), ":\t0").partition(":\t")[2]
@@ -206,7 +206,7 @@ def _stat(pid: int) -> tuple[str, float]:
 def _fields(pid: int) -> list[str]:
     """What /proc/PID/stat says after the name, from the state on; nothing if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 

@@ -167,7 +167,7 @@ class OomWatch:
 
     def __post_init__(self) -> None:
         with contextlib.suppress(OSError):
-            self._controller = controller(Path("/proc/self/mountinfo").read_text())
+            self._controller = controller(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
 
     def poll(self, pids: Iterable[int]) -> None:
         """These workers run; to be called often, which costs something once in a while only."""
@@ -177,7 +177,7 @@ class OomWatch:
         self._polled_t = now
         for pid in pids:
             with contextlib.suppress(OSError):
-                cgroup = cgroup_of(Path(f"/proc/{pid}/cgroup").read_text(), unified=self._controller.unified)
+                cgroup = cgroup_of(Path(f"/proc/{pid}/cgroup").read_text(errors="replace"), unified=self._controller.unified)
                 if cgroup is not None:
                     self._cgroups[pid] = cgroup
         for cgroup in set(self._cgroups.values()):

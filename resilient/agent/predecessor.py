@@ -51,7 +51,7 @@ def predecessors(run_dir: Path) -> Iterator[int]:
 def _is_one(pid: int, run_dir: Path) -> bool:
     process = Path(f"/proc/{pid}")
     try:
-        if process.stat().st_uid != os.getuid() or (process / "comm").read_text().strip() != NAME:
+        if process.stat().st_uid != os.getuid() or (process / "comm").read_text(errors="replace").strip() != NAME:
             return False  # what an agent has forked has another name
         words = (process / "cmdline").read_bytes().split(b"\0")
         variables = (process / "environ").read_bytes().split(b"\0")

@@ -213,7 +213,7 @@ _STATES = {"R": "running", "S": "waiting", "D": "stuck in the kernel", "T": "sto
 def _doing(pid: int) -> str:
     """State of a process and what it waits for in the kernel, in words."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return "gone"
     words = _STATES.get(state, f"in state {state}")

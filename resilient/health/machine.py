@@ -260,7 +260,7 @@ _V2 = {"memory": _Counter("memory.max", "memory.current", "inactive_file"), "pid
 def _cgroup_left(name: Literal["memory", "pids"], proc: Path, cgroups: Path) -> int | None:
     """The least that this cgroup and those above it still grant, each by its own limit and its own use; None without a limit."""
     try:
-        lines = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
+        lines = [line.split(":", 2) for line in (proc / "self/cgroup").read_text(errors="surrogateescape").splitlines()]
     except OSError:
         return None
     v1 = next((path for _, names, path in lines if name in names.split(",")), None)

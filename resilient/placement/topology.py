@@ -131,6 +131,6 @@ def _cpus(path: Path) -> frozenset[int] | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
+        return path.read_text(errors="replace")
+    except OSError:
         return ""

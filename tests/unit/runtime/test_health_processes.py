@@ -34,7 +34,7 @@ def states(pids: Path) -> str:
     found = ""
     for pid in pids.read_text().split() if pids.exists() else []:
         with suppress(OSError):
-            found += Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            found += Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     return found
 
 
