@@ -136,9 +136,7 @@ class NodeAgent(LocalElasticAgent):
             send=lambda news: self._send(msgspec.structs.replace(news, generation=self._driver.generation)),
             outcome=outcome,
         )
-        self._standbys = Standbys(
-            settings.config, settings.entrypoint, self._fork_server, procs=settings.procs, left_behind=self._never_died
-        )
+        self._standbys = Standbys(settings.config, settings.entrypoint, self._fork_server, left_behind=self._never_died)
         self._loop.watch(self._fork_server.fileno(), self._on_template)
         self._loop.each_turn(self._reports.tick)
         self._events = NodeEvents(self._loop, settings.addr, self._send, lambda: self._driver.generation, settings.gpus)

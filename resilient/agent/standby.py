@@ -2,19 +2,19 @@
 
 Owns the processes until they are given a rank. A standby belongs to no generation: it has the modules, the config and what the
 entry point's module has warmed up, and no address, store or memory of any attempt. It starts to run when it is sent a rank's
-`WorkerSpec`, and nothing else wakes it. It may become the very rank of as many that it was warmed up as, and no other: libraries
-remember which shard of a tensor is theirs.
+`WorkerSpec`, and nothing else wakes it. It may become the very rank of as many that it was warmed up as, on the same device, and no
+other: libraries remember which shard of a tensor is theirs, and CUDA which devices it has found.
 """
 
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from resilient import entry, worker
+from resilient import entry, visible_gpus, worker
 from resilient.agent import inspection
 from resilient.agent.bootstrap import WorkerSpec, run_rank, shield, start_rank
 from resilient.agent.forkserver import Forked, ForkServer
@@ -24,31 +24,59 @@ from resilient.lifeline import name_process
 
 log = logging.getLogger(__name__)
 
+LOCAL_RANK = "LOCAL_RANK"
 
-def stand_by(orders: Connection, config_path: Path, entrypoint: str, rank: int, local_rank: int, world_size: int) -> None:
+
+@dataclass(frozen=True)
+class Role:
+    """What a process is warmed up as.
+
+    Attributes:
+        local_rank: which of the GPUs that it sees is its own.
+        gpus: that it sees, as CUDA_VISIBLE_DEVICES names them, where devices of the node are left out; None: those of the agent.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    gpus: str | None = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> "Role":
+        """That of the rank with this environment."""
+        rank, world_size, local_rank = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", LOCAL_RANK))
+        return cls(rank, world_size, local_rank, environ.get(visible_gpus.VARIABLE))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """By which the process finds its GPU."""
+        gpus = {} if self.gpus is None else {visible_gpus.VARIABLE: self.gpus}
+        return {LOCAL_RANK: str(self.local_rank), **gpus}
+
+
+def stand_by(orders: Connection, config_path: Path, entrypoint: str, role: Role) -> None:
     """In the forked process: do all that can be done ahead, say so, and wait to be a rank."""
     shield()
-    os.environ["LOCAL_RANK"] = str(local_rank)  # which GPU is its own
+    os.environ.update(role.variables)
     found = entry.parse(entrypoint)
     config = None
     if not found.is_script:
         with contextlib.suppress(ConfigError, OSError):  # then the rank reads it itself, and says what is wrong
             config = worker.load_config(config_path)
-            entry.warm_up(found, config, rank, world_size)
+            entry.warm_up(found, config, role.rank, role.world_size)
     try:
         orders.send(None)
         spec: WorkerSpec = orders.recv()
     except (OSError, EOFError):  # not wanted any more
         os._exit(0)
     orders.close()
-    name_process(f"rank{rank}")
+    name_process(f"rank{role.rank}")
     run_rank(spec, config)
 
 
 @dataclass(frozen=True)
 class _Standby:
-    rank: int
-    world_size: int
+    role: Role
     process: Forked
     orders: Connection
 
@@ -65,7 +93,7 @@ class _Standby:
         try:
             self.process.close()
         except ValueError:
-            log.error("standby %d (process %s) does not die; leaving it behind", self.rank, self.process.pid)
+            log.error("standby %d (process %s) does not die; leaving it behind", self.role.rank, self.process.pid)
             left_behind(self.process.pid or 0)
 
 
@@ -76,27 +104,23 @@ class Standbys:
         config: the resolved config's file; what the standbys have read of it must stay true.
         entrypoint: see `resilient.entry`.
         server: forks them.
-        procs: ranks of the node.
         left_behind: takes the process ids of those that do not die, and may hold memory of a GPU.
     """
 
-    def __init__(
-        self, config: Path, entrypoint: str, server: ForkServer, *, procs: int, left_behind: Callable[[int], None]
-    ) -> None:
-        self._procs, self._left_behind = procs, left_behind
+    def __init__(self, config: Path, entrypoint: str, server: ForkServer, *, left_behind: Callable[[int], None]) -> None:
+        self._left_behind = left_behind
         self._config, self._entrypoint = config, entrypoint
         self._server = server
-        self._waiting: dict[int, _Standby] = {}
+        self._waiting: dict[int, _Standby] = {}  # by rank
 
-    def missing(self, ranks: Iterable[int], world_size: int) -> int | None:
-        """One of these ranks that has no standby; None where all have one. Those that nobody needs any more are ended."""
-        wanted = list(ranks)
+    def missing(self, roles: Collection[Role]) -> Role | None:
+        """One of these that has no standby; None where all have one. Those that nobody needs any more are ended."""
         for rank, standby in list(self._waiting.items()):
-            if rank not in wanted or standby.world_size != world_size:
+            if standby.role not in roles:
                 self._waiting.pop(rank).dismiss(self._left_behind)
-        return next((rank for rank in wanted if rank not in self._waiting), None)
+        return next((role for role in roles if role.rank not in self._waiting), None)
 
-    def fork(self, rank: int, world_size: int) -> None:
+    def fork(self, role: Role) -> None:
         """One for this rank; returns when it is forked, which takes some 10 ms.
 
         Raises:
@@ -104,8 +128,8 @@ class Standbys:
             OSError: there is no room for a process or for descriptors now.
         """
         ours, its = self._server.Pipe()
-        args = (its, self._config, self._entrypoint, rank, rank % self._procs, world_size)
-        process = self._server.Process(target=stand_by, args=args, name=f"standby{rank}")
+        args = (its, self._config, self._entrypoint, role)
+        process = self._server.Process(target=stand_by, args=args, name=f"standby{role.rank}")
         try:
             process.start()
         except BaseException:
@@ -113,14 +137,14 @@ class Standbys:
             raise
         finally:
             its.close()
-        self._waiting[rank] = _Standby(rank, world_size, process, ours)
+        self._waiting[role.rank] = _Standby(role, process, ours)
 
     def start(self, spec: WorkerSpec) -> Forked:
         """A process that runs this rank: its standby, or where that is not ready one that is forked now."""
-        rank, world_size = int(spec.environ["RANK"]), int(spec.environ["WORLD_SIZE"])
-        standby = self._waiting.pop(rank, None)
+        role = Role.of(spec.environ)
+        standby = self._waiting.pop(role.rank, None)
         if standby is not None:
-            if standby.world_size == world_size and standby.ready:
+            if standby.role == role and standby.ready:
                 try:
                     standby.orders.recv()
                     standby.orders.send(spec)
@@ -130,7 +154,7 @@ class Standbys:
                     standby.orders.close()
                     return standby.process
             standby.dismiss(self._left_behind)
-        process = self._server.Process(target=start_rank, args=(spec,), name=f"rank{rank}")
+        process = self._server.Process(target=start_rank, args=(spec,), name=f"rank{role.rank}")
         process.start()
         return process
 

@@ -54,7 +54,7 @@ class Watch:
         send: Callable[[AgentMessage], None],
         run_dir: Path,
     ) -> None:
-        self._generation, self._world_size = start.generation, start.world_size
+        self._generation = start.generation
         self._workers, self._loop, self._reports, self._standbys = workers, loop, reports, standbys
         self._next, self._send, self._run_dir = next_message, send, run_dir
         self._began_t = time.monotonic()
@@ -115,11 +115,11 @@ class Watch:
         now_t = time.monotonic()
         if now_t < self._standby_t or not (self._workers.underway or now_t - self._began_t > STANDBY_S):
             return
-        rank = self._standbys.missing(self._workers.pids, self._world_size)
-        if rank is None:
+        role = self._standbys.missing(self._workers.roles)
+        if role is None:
             return
         try:
-            self._standbys.fork(rank, self._world_size)
+            self._standbys.fork(role)
         except OSError as error:  # the ranks compute: a restart would start without it
-            log.warning("no standby for rank %d can be had, trying again in %.0f s: %s", rank, STANDBY_AGAIN_S, error)
+            log.warning("no standby for rank %d can be had, trying again in %.0f s: %s", role.rank, STANDBY_AGAIN_S, error)
             self._standby_t = now_t + STANDBY_AGAIN_S

@@ -23,7 +23,7 @@ from resilient.agent.forkserver import Forked
 from resilient.agent.logs import NodeOutput, RankOutput
 from resilient.agent.memory import pipe_name, region_name
 from resilient.agent.oom import KernelLog, OomWatch
-from resilient.agent.standby import Standbys
+from resilient.agent.standby import Role, Standbys
 from resilient.heartbeat.agent_side import AgentRegion
 from resilient.heartbeat.layout import NOT_BEATEN, RAISED
 from resilient.heartbeat.region import Activity, Record
@@ -77,6 +77,9 @@ class Workers:
         config: the resolved config's file.
         entrypoint: see `resilient.entry`.
         standbys: that become these ranks, as far as there are any.
+
+    Attributes:
+        roles: of the ranks, which standbys of theirs are warmed up as.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Workers:
         standbys: Standbys,
     ) -> None:
         self._node = node
-        self._world_size = int(environs[0]["WORLD_SIZE"])
+        self.roles = [Role.of(environ) for environ in environs]
         self._output = output
         self._watched_t = 0.0
         self._underway = False
@@ -259,7 +262,7 @@ class Workers:
             if rank.end is None
         }
         try:
-            lastwords.take(witnesses, folder, self._node, world=self._world_size)
+            lastwords.take(witnesses, folder, self._node, world=self.roles[0].world_size)
         except OSError as error:
             log.warning("the last words of the workers could not be left in %s: %s", folder, error)
 

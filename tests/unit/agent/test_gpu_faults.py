@@ -134,7 +134,7 @@ def test_a_rank_that_fails_brings_along_what_the_driver_of_the_gpus_has_said(tmp
     printed = SimpleNamespace(pipe=tmp_path / "pipe", tail=lambda: "CUDA error: unknown error")
     workers = Workers(
         0,
-        [{"RANK": "0", "WORLD_SIZE": "1", worker.GENERATION_VARIABLE: "1"}],
+        [{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", worker.GENERATION_VARIABLE: "1"}],
         regions=tmp_path,
         output=SimpleNamespace(open=lambda *_: printed),  # type: ignore[arg-type]
         log_file=tmp_path / "log",

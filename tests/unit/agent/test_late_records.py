@@ -56,7 +56,7 @@ class Started:
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
     started = Started()
-    environ = {"RANK": "0", "WORLD_SIZE": "1", worker.GENERATION_VARIABLE: "1"}
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", worker.GENERATION_VARIABLE: "1"}
     yield Workers(
         0,
         [environ],

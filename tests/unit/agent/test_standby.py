@@ -16,7 +16,7 @@ from resilient.agent import watch as watch_module
 from resilient.agent.bootstrap import WorkerSpec, _cause_of, _raised, start_rank
 from resilient.agent.forkserver import Forked, ForkServer
 from resilient.agent.inspection import state_of
-from resilient.agent.standby import Standbys
+from resilient.agent.standby import Role, Standbys
 from resilient.agent.watch import Watch
 from resilient.heartbeat.agent_side import AgentRegion
 from resilient.worker import REGION_VARIABLE
@@ -31,25 +31,34 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def environ_of(rank: int, world_size: int) -> dict[str, str]:
+    """On a node with two ranks."""
+    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank % 2)}
+
+
+def role(rank: int, world_size: int) -> Role:
+    return Role.of(environ_of(rank, world_size))
+
+
 @pytest.fixture
 def spec(tmp_path: Path) -> WorkerSpec:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint(os.getpid(), os.environ['RANK'], os.getsid(0), *sys.argv[1:])\n")
     (tmp_path / "output").touch()
     where = (tmp_path / "output", tmp_path / "stacks", tmp_path / "record", tmp_path / "config.yaml")
-    return WorkerSpec({"RANK": "3", "WORLD_SIZE": "4"}, *where, f"{script} word")
+    return WorkerSpec(environ_of(3, 4), *where, f"{script} word")
 
 
 @pytest.fixture
 def standbys(spec: WorkerSpec, fork_server: ForkServer) -> Iterator[Standbys]:
-    made = Standbys(spec.config, spec.entrypoint, fork_server, procs=2, left_behind=lambda pid: None)
+    made = Standbys(spec.config, spec.entrypoint, fork_server, left_behind=lambda pid: None)
     yield made
     made.close()
 
 
 def waiting(standbys: Standbys, rank: int = 3, world_size: int = 4) -> int:
     """One that waits for its orders; its process id."""
-    standbys.fork(rank, world_size)
+    standbys.fork(role(rank, world_size))
     wait_for(lambda: standbys._waiting[rank].ready)
     return standbys._waiting[rank].process.pid or 0
 
@@ -70,7 +79,7 @@ def test_a_standby_becomes_the_rank(standbys: Standbys, spec: WorkerSpec):
     pid = waiting(standbys)
     assert not spec.output.read_text()
     assert ran(standbys, spec) == [str(pid), "3", str(pid), "word"]
-    assert standbys.missing([3], 4) == 3
+    assert standbys.missing([role(3, 4)]) == role(3, 4)
 
 
 def test_without_a_standby_a_rank_is_forked(standbys: Standbys, spec: WorkerSpec):
@@ -115,10 +124,10 @@ def test_a_standby_becomes_no_other_rank_than_the_one_it_was_warmed_up_as(
 
 def test_what_is_missing_is_told_and_what_is_of_another_layout_is_ended(standbys: Standbys):
     pids = {rank: waiting(standbys, rank) for rank in (2, 3)}
-    assert standbys.missing([2, 3], 4) is None
-    assert standbys.missing([2, 4], 4) == 4
+    assert standbys.missing([role(2, 4), role(3, 4)]) is None
+    assert standbys.missing([role(2, 4), role(4, 4)]) == role(4, 4)
     wait_for(lambda: gone(pids[3]))
-    assert standbys.missing([2], 2) == 2
+    assert standbys.missing([role(2, 2)]) == role(2, 2)
     wait_for(lambda: gone(pids[2]))
 
 
@@ -143,8 +152,8 @@ def test_no_room_for_a_standby_ends_nobody_and_is_tried_again(
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     watch = Watch.__new__(Watch)
-    watch._workers = SimpleNamespace(underway=True, pids={3: 1})  # type: ignore[assignment]
-    watch._standbys, watch._world_size, watch._standby_t = standbys, 4, 0.0
+    watch._workers = SimpleNamespace(underway=True, roles=[role(3, 4)])  # type: ignore[assignment]
+    watch._standbys, watch._standby_t = standbys, 0.0
     descriptors = psutil.Process().num_fds()
     with monkeypatch.context() as patch:
         patch.setattr(ForkServer, "fork", refused)
@@ -154,7 +163,7 @@ def test_no_room_for_a_standby_ends_nobody_and_is_tried_again(
     assert psutil.Process().num_fds() == descriptors
     assert 0.0 < watch._standby_t - time.monotonic() <= watch_module.STANDBY_AGAIN_S
     monkeypatch.setattr(watch, "_standby_t", 0.0)  # that time is over
-    wait_for(lambda: [watch._stand_by(), standbys.missing([3], 4)][1] is None)
+    wait_for(lambda: [watch._stand_by(), standbys.missing([role(3, 4)])][1] is None)
 
 
 @contextmanager
