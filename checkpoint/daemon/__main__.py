@@ -8,12 +8,13 @@ from contextlib import suppress
 
 from checkpoint import descriptors
 from checkpoint.daemon.daemon import LAST_WORDS_S, Daemon
+from checkpoint.daemon.log_handler import NonBlockingHandler
 from checkpoint.daemon.outlet import Outlet
 from checkpoint.framing import Decoder, NotAMessage
 from checkpoint.protocol import DaemonSettings
 from checkpoint.safe_dir import UnsafeDirectory
 
-STDIN, STDOUT = 0, 1
+STDIN, STDOUT, STDERR = 0, 1, 2
 
 log = logging.getLogger("checkpoint.daemon")
 
@@ -22,7 +23,8 @@ def main() -> None:
     """Work until the standard input ends."""
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # a scheduler sends them to every process of a job
         signal.signal(sig, signal.SIG_IGN)
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handlers = [NonBlockingHandler(STDERR)]
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers)
     descriptors.raise_limit()
     settings = _settings()
     if settings is None:

@@ -39,7 +39,7 @@ from resilient.agent.standby import Standbys
 from resilient.agent.watch import Watch
 from resilient.agent.workers import Workers
 from resilient.health.node import NodeCheck
-from resilient.logs.paths import generation_directory, node_log
+from resilient.logs.paths import agent_log, generation_directory, node_log
 from resilient.protocol.connection import Connection
 from resilient.protocol.messages import (
     AgentFailed,
@@ -121,10 +121,12 @@ class NodeAgent(LocalElasticAgent):
             self._loop,
             self._storage,
             daemon_directory(settings.run_dir, settings.node),
+            run_dir=settings.run_dir,
             node=settings.node,
             host=settings.addr,
             keys=daemon_keys(self._token),
             on_news=self._on_news,
+            pass_on=lambda fd: output.pass_on(fd, agent_log(settings.run_dir, settings.node)),
         )
         self._check: NodeCheck | None = None
         self._fork_server = ForkServer(control, self._loop.wait_readable)

@@ -35,6 +35,7 @@ from resilient.agent.loop import Loop
 from resilient.imports import shadowing
 from resilient.protocol.candidates import Candidate, unpack
 from resilient.protocol.messages import Start
+from resilient.worker import RUN_DIR_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ class DaemonProcess:
         described: the campaign's storage, as `resilient.storage.read` returns it.
         directory: short path of a directory in RAM, for the daemon's socket and the session file.
         host: address on which other nodes may read from this one.
+        run_dir: of the campaign; a daemon has it in its environment, by which it is known whose it is.
         on_news: called with news that are for the driver: all but what this agent has asked for itself.
+        pass_on: takes the end of a pipe, and reads what a daemon logs there to its end; None: daemons log where this process does.
         command: starts the daemon.
 
     Attributes:
@@ -68,16 +71,18 @@ class DaemonProcess:
         described: Mapping[str, Any],
         directory: Path,
         *,
+        run_dir: Path,
         node: int,
         host: str,
         keys: Mapping[str, str],
         on_news: Callable[[Sequence[DaemonNews]], None],
+        pass_on: Callable[[int], None] | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._loop, self._described, self._directory, self._on_news = loop, described, directory, on_news
         safe_dir.make_private(directory)  # a daemon that starts slowly holds up nobody who writes here
-        self._node, self._host, self._keys = node, host, keys
-        self._command = command
+        self._run_dir, self._node, self._host, self._keys = run_dir, node, host, keys
+        self._pass_on, self._command = pass_on, command
         self._process: subprocess.Popen[bytes] | None = None
         self._decoder: Decoder[DaemonNews] = Decoder(DaemonNews)
         self._queue = bytearray()
@@ -206,12 +211,16 @@ class DaemonProcess:
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=shadowing.environment(),
+            stderr=None if self._pass_on is None else subprocess.PIPE,
+            env={**shadowing.environment(), RUN_DIR_VARIABLE: str(self._run_dir)},
             start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None
         for pipe in (process.stdin, process.stdout):
             os.set_blocking(pipe.fileno(), False)
+        if self._pass_on is not None and process.stderr is not None:
+            self._pass_on(os.dup(process.stderr.fileno()))
+            process.stderr.close()
         self._decoder = Decoder(DaemonNews)
         self._queue.clear()
         self._process = process

@@ -1,11 +1,11 @@
 """The output of a node's ranks: read from their pipes at once, and written to the node's log as soon as that can be done.
 
-The agent's own log takes the same way. Owns the pipes, the node's log files and two threads. One reads the pipes and never touches
-the run directory; the other writes, and may hang in it for as long as the file system does. Between them is a buffer with a bound:
-when it is full, the oldest lines go, and the log says how many. So a run directory that stalls, is full or gone never stops a rank
-that prints.
+The agent's own log takes the same way, and what its other processes print. Owns the pipes, the node's log files and two threads.
+One reads the pipes and never touches the run directory; the other writes, and may hang in it for as long as the file system does.
+Between them is a buffer with a bound: when it is full, the oldest lines go, and the log says how many. So a run directory that
+stalls, is full or gone never stops a process that prints.
 
-Each line is written as `2026-01-31 12:00:00.123 [rank 3] text`, in local time, when it was read.
+Each line of a rank is written as `2026-01-31 12:00:00.123 [rank 3] text`, in local time, when it was read.
 """
 
 import errno
@@ -39,41 +39,32 @@ CLOSE_S = 1.0  # for the last lines, when the agent ends
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
-class RankOutput:
-    """What one rank prints in one generation.
-
-    Its pipe has a name, under which the rank opens it: a rank may be a process that was forked long before.
+class PipeOutput:
+    """What processes print to a pipe.
 
     Invariant: only the reading thread changes it, but for `end`.
 
     Args:
-        rank: number, for the lines.
-        pipe: path of the pipe, which is made here.
+        fd: the end that is read; it is closed here.
         log_file: where the lines are to be written.
-
-    Raises:
-        OSError: the pipe cannot be made.
     """
 
-    def __init__(self, rank: int, pipe: Path, log_file: Path) -> None:
-        self.pipe, self.log_file = pipe, log_file
-        self._label = f" [rank {rank}] ".encode()
+    def __init__(self, fd: int, log_file: Path) -> None:
+        self._fd, self.log_file = fd, log_file
         self._rest = b""
         self._tail = bytearray()
         self._read_t = 0.0
         self._ended_t: float | None = None
         self._drained, self._over = threading.Event(), threading.Event()
-        pipe.unlink(missing_ok=True)
-        os.mkfifo(pipe, 0o600)
-        self._fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(fd, False)
         with suppress(OSError):  # more than this user may have
-            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def fileno(self) -> int:
         return self._fd
 
     def end(self) -> None:
-        """The rank has ended: read what is left, but wait for nobody else who may hold the pipe."""
+        """Who printed has ended: read what is left, but wait for nobody else who may hold the pipe."""
         if self._ended_t is None:
             self._ended_t = time.monotonic()
 
@@ -93,7 +84,7 @@ class RankOutput:
         return self._ended_t is not None and not self.drained
 
     def tail(self) -> str:
-        """The end of what the rank has printed so far."""
+        """The end of what was printed so far."""
         return bytes(self._tail).decode(errors="replace")
 
     # -- in the reading thread -----------------------------------------------------------------------------------------
@@ -117,12 +108,12 @@ class RankOutput:
         while len(self._rest) > LINE_BYTES:
             found.append(self._rest[:LINE_BYTES])
             self._rest = self._rest[LINE_BYTES:]
-        return self._stamped(found), False
+        return self._dressed(found), False
 
     def rest(self) -> list[bytes]:
         """A line that has no end yet."""
         rest, self._rest = self._rest, b""
-        return self._stamped(_pieces(rest.removesuffix(b"\r"))) if rest else []
+        return self._dressed(_pieces(rest.removesuffix(b"\r"))) if rest else []
 
     def left(self) -> list[bytes]:
         """What lies in the pipe, however much that is, and a line that has no end yet; nothing is waited for."""
@@ -147,7 +138,7 @@ class RankOutput:
         return min(times, default=None)
 
     def is_given_up(self, now: float) -> bool:
-        """Whether the rank ended long ago, and somebody else holds its pipe."""
+        """Whether who printed ended long ago, and somebody else holds the pipe."""
         return self._ended_t is not None and now >= self._ended_t + ORPHAN_S
 
     def is_quiet(self, now: float) -> bool:
@@ -157,9 +148,38 @@ class RankOutput:
     def close(self) -> None:
         self._over.set()
         os.close(self._fd)
+
+    def _dressed(self, lines: Iterable[bytes]) -> list[bytes]:
+        """Lines as they are to be written."""
+        return [line + b"\n" for line in lines]
+
+
+class RankOutput(PipeOutput):
+    """What one rank prints in one generation.
+
+    Its pipe has a name, under which the rank opens it: a rank may be a process that was forked long before.
+
+    Args:
+        rank: number, for the lines.
+        pipe: path of the pipe, which is made here.
+        log_file: where the lines are to be written.
+
+    Raises:
+        OSError: the pipe cannot be made.
+    """
+
+    def __init__(self, rank: int, pipe: Path, log_file: Path) -> None:
+        self.pipe = pipe
+        self._label = f" [rank {rank}] ".encode()
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe, 0o600)
+        super().__init__(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), log_file)
+
+    def close(self) -> None:
+        super().close()
         self.pipe.unlink(missing_ok=True)
 
-    def _stamped(self, lines: Iterable[bytes]) -> list[bytes]:
+    def _dressed(self, lines: Iterable[bytes]) -> list[bytes]:
         head = stamp(time.time()).encode() + self._label
         return [head + line + b"\n" for line in lines]
 
@@ -286,9 +306,9 @@ class LogWriter:
 
 
 class NodeOutput:
-    """The output of all ranks of a node, and of its agent. See the module.
+    """The output of all ranks of a node, and of its agent's processes. See the module.
 
-    Invariant: what a rank prints is read whatever the agent's own thread and the run directory do.
+    Invariant: what a process prints is read whatever the agent's own thread and the run directory do.
 
     Args:
         run_dir: as of `LogWriter`.
@@ -299,8 +319,8 @@ class NodeOutput:
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._new: deque[RankOutput] = deque()
-        self._closing = threading.Event()
+        self._new: deque[PipeOutput] = deque()
+        self._ending, self._over, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="log-reader", daemon=True)
         self._thread.start()
 
@@ -314,6 +334,15 @@ class NodeOutput:
         self._new.append(output)
         self._wake()
         return output
+
+    def pass_on(self, fd: int, log_file: Path) -> None:
+        """Read what processes print to a pipe to its end, and write it as it is.
+
+        Args:
+            fd: the end that is read; it is this one's from now on.
+        """
+        self._new.append(PipeOutput(fd, log_file))
+        self._wake()
 
     def end(self, output: RankOutput) -> None:
         """The rank has ended."""
@@ -339,17 +368,18 @@ class NodeOutput:
             root.handlers = before
 
     def end_all(self) -> None:
-        """All ranks have ended: read what is left and give the pipes back, within `ORPHAN_S`; returns at once."""
-        self._closing.set()
+        """All ranks have ended: read what is left and give their pipes back, within `ORPHAN_S`; returns at once."""
+        self._ending.set()
         self._wake()
 
     @property
     def over(self) -> bool:
-        """Whether the pipes were given back."""
-        return not self._thread.is_alive()
+        """Whether the pipes of ranks were given back."""
+        return self._over.is_set()
 
     def close(self) -> None:
         """Read what is left, and write it as far as that can be done within `CLOSE_S`."""
+        self._closing.set()
         self.end_all()
         self._thread.join(ORPHAN_S + CLOSE_S)
         self._writer.close(CLOSE_S)
@@ -367,16 +397,19 @@ class NodeOutput:
             os.write(self._waker, b"\0")
 
     def _work(self) -> None:
-        reading: set[RankOutput] = set()
+        reading: set[PipeOutput] = set()
         while True:
             while self._new:
                 reading.add(output := self._new.popleft())
                 self._selector.register(output, selectors.EVENT_READ)
-            if self._closing.is_set():
-                for output in reading:
+            ranks = [output for output in reading if isinstance(output, RankOutput)]
+            if self._ending.is_set():
+                for output in ranks:
                     output.end()
-                if not reading:
-                    break
+                if not ranks:
+                    self._over.set()
+                    if self._closing.is_set():
+                        break
             now = time.monotonic()
             waits = [due for output in reading if (due := output.due_s(now)) is not None]
             ready = {key.fileobj for key, _ in self._selector.select(max(0.0, min(waits)) if waits else None)}
@@ -400,6 +433,9 @@ class NodeOutput:
                     reading.discard(output)
                     self._selector.unregister(output)
                     output.close()
+        for output in reading:  # nobody waits for the ends of others
+            self._writer.put(output.log_file, output.left())
+            output.close()
         self._selector.close()
 
 

@@ -1,6 +1,7 @@
 """Stands for the snapshot daemon: reads requests, answers as its argument says, and writes down what it was told.
 
-python fake_daemon.py HOW LOG      HOW: answers | mute | dies (at its first inventory) | nonsense | deaf
+python fake_daemon.py HOW LOG      HOW: answers | mute | dies (at its first inventory) | nonsense | deaf |
+                                talks (more than a pipe takes, before each answer) | fails (at its start)
 """
 
 import sys
@@ -17,6 +18,8 @@ def main() -> None:
     how, log = sys.argv[1], Path(sys.argv[2])
     if how == "deaf":
         time.sleep(600)
+    if how == "fails":
+        raise MemoryError("as it was told to")
     for line in sys.stdin.buffer:
         request = Decoder(UNION).decode(line)  # type: ignore[var-annotated]
         with log.open("a") as file:
@@ -27,6 +30,8 @@ def main() -> None:
             Clear: Cleared(generation=request.generation),
             Sync: Synced(generation=request.generation),
         }.get(type(request))
+        if how == "talks":
+            sys.stderr.write("x" * 1_000_000 + "\n")
         if isinstance(request, TakeInventory):
             if how == "nonsense":
                 sys.stdout.buffer.write(b"{}\n")

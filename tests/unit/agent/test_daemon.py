@@ -2,11 +2,14 @@
 
 import json
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 from parts import PATIENCE_S, Talk
 
@@ -16,6 +19,7 @@ from checkpoint.tiers import session
 from resilient import storage
 from resilient.agent import daemon as daemon_module
 from resilient.agent.daemon import DaemonProcess, as_entry
+from resilient.agent.logs import NodeOutput
 from resilient.config import Config
 from resilient.protocol.candidates import Candidate, Holder, pack
 from resilient.protocol.messages import Alive, Ping, Start
@@ -44,7 +48,7 @@ def start(**more: object) -> Start:
 class Setting:
     """A daemon of a kind, in a loop with a driver."""
 
-    def __init__(self, how: str, tmp_path: Path) -> None:
+    def __init__(self, how: str, tmp_path: Path, pass_on: Callable[[int], None] | None = None) -> None:
         self.talk, self.news, self.log = Talk(), [], tmp_path / "requests"
         tiers = [{"name": "ram", "path": "/dev/shm/me"}, {"name": "scratch", "path": str(tmp_path)}]
         config = Config.model_validate({"name": "gpt", "checkpoint": {"every_steps": 50, "tiers": tiers}})
@@ -54,10 +58,12 @@ class Setting:
             self.talk.loop,
             storage.read(tmp_path),
             tmp_path / "daemon",
+            run_dir=tmp_path / "run",
             node=1,
             host="127.0.0.1",
             keys={DAEMON_DAEMON: "daemons", WORKER_DAEMON: "workers"},
             on_news=self.news.extend,
+            pass_on=pass_on,
             command=[sys.executable, str(FAKE), how, str(self.log)],
         )
 
@@ -173,6 +179,27 @@ def test_a_daemon_that_does_not_end_is_killed(setting: Setting, monkeypatch: pyt
     assert not setting.daemon.running
 
 
+def test_a_daemon_whose_words_stand_in_a_log_that_takes_nothing_answers(tmp_path: Path):
+    log = tmp_path / "agent0.log"
+    os.mkfifo(log)
+    unread = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    with NodeOutput() as output, closing(Setting("talks", tmp_path, lambda fd: output.pass_on(fd, log))) as setting:
+        setting.daemon.ask_inventory()
+        setting.wait_for(lambda: setting.daemon.inventory is not None)
+        assert setting.requests() == ["DaemonSettings", "TakeInventory"]
+    assert os.read(unread, 1 << 20).startswith(b"xxx")
+    os.close(unread)
+
+
+def test_the_last_words_of_daemons_that_die_at_their_start_are_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(daemon_module, "MOST_STARTS", 3)
+    log, descriptors = tmp_path / "agent0.log", psutil.Process().num_fds()
+    with NodeOutput() as output, closing(Setting("fails", tmp_path, lambda fd: output.pass_on(fd, log))) as setting:
+        setting.wait_for(lambda: not setting.daemon.running)
+    assert log.read_text().count("\nMemoryError: as it was told to\n") == 3
+    assert psutil.Process().num_fds() == descriptors + 1, "one stays for threads that wake the loop"
+
+
 @pytest.mark.parametrize("setting", ["answers"], indirect=True)
 @pytest.mark.parametrize("begins", [False, True], ids=["before a generation", "in one"])
 def test_the_directory_of_a_daemon_that_ends_is_left_only_where_a_generation_has_begun(setting: Setting, begins: bool):
@@ -180,6 +207,14 @@ def test_the_directory_of_a_daemon_that_ends_is_left_only_where_a_generation_has
         setting.daemon.begin(start(), renew=False)
     setting.daemon.close()
     assert (setting.log.parent / "daemon").exists() == begins
+
+
+@pytest.mark.parametrize("setting", ["answers"], indirect=True)
+def test_whose_a_daemon_is_stands_in_its_environment(setting: Setting):
+    assert setting.daemon._process is not None
+    assert f"RESILIENT_RUN_DIR={setting.log.parent / 'run'}".encode() in Path(
+        f"/proc/{setting.daemon._process.pid}/environ"
+    ).read_bytes().split(b"\0")
 
 
 @pytest.mark.parametrize("setting", ["answers"], indirect=True)

@@ -45,9 +45,18 @@ class LoneDaemon:
         base: short path of a directory.
         pause_at: a point at which the daemon stops, in whichever thread comes by, until `go` is called.
         tier_s: `TIER_S` of the daemon; its `MEMORY_S` is as long as a test waits, where this or `pause_at` is given.
+        log_to: a descriptor for what it logs, in place of a file.
     """
 
-    def __init__(self, base: Path, *, buffers: int = 2, pause_at: str | None = None, tier_s: float | None = None) -> None:
+    def __init__(
+        self,
+        base: Path,
+        *,
+        buffers: int = 2,
+        pause_at: str | None = None,
+        tier_s: float | None = None,
+        log_to: int | None = None,
+    ) -> None:
         self.base, self.buffers = base, buffers
         self.ram, self.nvme, self.durable = base / "ram", base / "nvme", base / "durable"
         self.places = [self.ram]  # of buffers
@@ -63,7 +72,12 @@ class LoneDaemon:
             program = [sys.executable, "-c", PREPARED, *pauses, "" if tier_s is None else str(tier_s), str(PATIENCE_S)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0, pass_fds=(theirs_reached, theirs_go)
+                program,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log if log_to is None else log_to,
+                bufsize=0,
+                pass_fds=(theirs_reached, theirs_go),
             )
         os.close(theirs_reached)
         os.close(theirs_go)

@@ -1,6 +1,9 @@
 """The snapshot daemon by itself: who hangs does not stop it, and it stops nobody."""
 
+import fcntl
+import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,6 +20,7 @@ from daemon_worker import job, local_shards, take, worker
 from lone_daemon import LoneDaemon
 
 from checkpoint import Snapshots, metadata, shard_manifest, verify
+from checkpoint.daemon.log_handler import NonBlockingHandler
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.framing import encode
 from checkpoint.protocol import (
@@ -40,6 +44,45 @@ from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
 from checkpoint.tiers.session import SOCKET
 from checkpoint.worker_news import StepSkipped
+
+
+def test_a_log_that_nobody_reads_stops_no_daemon_and_says_afterwards_what_is_missing(base: Path) -> None:
+    unread, full = os.pipe()
+    os.set_blocking(full, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(4096))
+    os.set_blocking(full, True)
+    with LoneDaemon(base, log_to=full) as daemon:
+        daemon.write(b"nonsense\n")  # of which it has something to say
+        daemon.start()
+        daemon.write(b"nonsense\n" * 2)
+        daemon.sync(1)
+        os.read(unread, 1 << 20)
+        daemon.write(b"nonsense\n")
+        daemon.sync(1)
+        said = os.read(unread, 1 << 20).decode().splitlines()
+    os.close(unread)
+    os.close(full)
+    assert len(said) == 2, said
+    assert said[0] == "... 3 lines left out, which nobody has read"
+    assert " WARNING checkpoint.daemon.daemon: refused: not a message" in said[1]
+
+
+def test_a_line_that_only_a_part_of_had_room_counts_as_left_out_and_the_next_begins_anew() -> None:
+    unread, pipe = os.pipe()
+    handler = NonBlockingHandler(pipe)
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 2 * select.PIPE_BUF)
+    for text in ("a" * 3 * select.PIPE_BUF, "b"):
+        handler.handle(logging.makeLogRecord({"msg": text}))
+    parts = [os.read(unread, 1 << 20).decode()]
+    for text in ("c", "d"):
+        handler.handle(logging.makeLogRecord({"msg": text}))
+    parts.append(os.read(unread, 1 << 20).decode())
+    os.close(unread)
+    handler.handle(logging.makeLogRecord({"msg": "to nobody"}))
+    os.close(pipe)
+    assert parts == ["a" * 2 * select.PIPE_BUF, "\n... 2 lines left out, which nobody has read\nc\nd\n"]
 
 
 @pytest.mark.parametrize("begun", ["inventory", "forgotten"])

@@ -243,6 +243,44 @@ def test_a_rank_and_the_end_of_an_agent_wait_for_no_log_that_stays_stalled(
     assert stalled[1]()
 
 
+def printing(output: NodeOutput, log: Path, text: str, then: str = "") -> "subprocess.Popen[bytes]":
+    """A process that is no rank, whose output is passed on."""
+    reading, writing = os.pipe()
+    code = f"import sys\nsys.stderr.write(sys.argv[1])\nsys.stderr.flush()\n{then}"
+    process = subprocess.Popen([sys.executable, "-c", code, text], stdin=subprocess.PIPE, stderr=writing)
+    os.close(writing)
+    output.pass_on(reading, log)
+    return process
+
+
+def test_what_other_processes_print_is_passed_on_as_it_is_with_the_last_words(output: NodeOutput, tmp_path: Path):
+    with printing(output, tmp_path / "log", "first\nlast", "import os; os.kill(os.getpid(), 9)") as process:
+        assert process.wait() == -9
+    wait_for(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "first\nlast\n")
+
+
+def test_other_processes_are_read_after_the_ends_of_all_ranks_and_hold_up_no_end(tmp_path: Path):
+    log, then = tmp_path / "log", "input(); sys.stderr.write('last'); sys.stderr.flush(); input()"
+    with NodeOutput() as output:
+        process = printing(output, log, "first\n", then)
+        assert process.stdin is not None
+        output.end_all()
+        wait_for(lambda: output.over)
+        process.stdin.write(b"go on\n")
+        process.stdin.flush()
+        wait_for(lambda: log.exists() and log.read_text() == "first\nlast\n")
+    assert process.poll() is None
+    process.communicate(b"\n")
+
+
+def test_a_log_that_takes_nothing_stops_no_other_process(tmp_path: Path, stalled: tuple[Path, Callable[[], bytes]]):
+    with NodeOutput() as output:
+        with printing(output, stalled[0], "", "for _ in range(100): print('x' * 10_000, file=sys.stderr)") as process:
+            assert process.wait(PATIENCE_S) == 0
+        while not output.flush(0.01):
+            stalled[1]()
+
+
 def test_a_directory_that_cannot_be_written_is_tried_again(output: NodeOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logs, "RETRY_S", 0.01)
     (tmp_path / "logs").write_text("a file where a directory should be")
