@@ -4,6 +4,7 @@ Reads /proc. A number means nothing outside of its namespace: here it may be tha
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -26,20 +27,28 @@ def translated(pid: int, namespace: int) -> int | None:
     """
     if namespace in (0, own()):
         return pid
+    for seen in by_own_number().get(pid, ()):
+        with suppress(OSError):  # it has ended, or is another user's
+            if (_PROC / str(seen) / "ns/pid").stat().st_ino == namespace:
+                return seen
+    return None
+
+
+def by_own_number() -> dict[int, list[int]]:
+    """The processes that are seen from here, as they are numbered here, by the number that each has in its own namespace."""
+    found: dict[int, list[int]] = {}
     try:
         if str((_PROC / "self").readlink()) != str(os.getpid()):
-            return None  # /proc is that of another namespace
+            return found  # /proc is that of another namespace
         processes = [path for path in _PROC.iterdir() if path.name.isdecimal()]
     except OSError:
-        return None
+        return found
     for path in processes:
-        try:
-            status = (path / "status").read_text(errors="replace")
-            if innermost(status) == pid and (path / "ns/pid").stat().st_ino == namespace:
-                return int(path.name)
-        except OSError:  # it has ended, or is another user's
-            continue
-    return None
+        with suppress(OSError):  # it has ended
+            number = innermost((path / "status").read_text(errors="replace"))
+            if number is not None:
+                found.setdefault(number, []).append(int(path.name))
+    return found
 
 
 def innermost(status: str) -> int | None:

@@ -6,6 +6,7 @@ Owns their names: `driver`, and `rank 3`. Reads what driver and ranks have writt
 import contextlib
 import os
 import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -13,10 +14,12 @@ import psutil
 from checkpoint.ownership import user_name
 from resilient import ledger, pid_namespace
 from resilient.access import READ, must_be_files
-from resilient.agent.memory import region_directories
+from resilient.agent import NAME
+from resilient.agent.memory import AgentRecord, agent_records, region_directories
 from resilient.driver.lease import Owner, holder, machine_id
 from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat.region import peek
+from resilient.lifeline import name_of
 from resilient.past import record as past
 
 DRIVER = "driver"
@@ -70,16 +73,61 @@ def local_pids(run_dir: Path, named: str | None) -> dict[str, int]:
     if owner is not None and (driver := driver_pid(owner)) is not None:
         found[DRIVER] = driver
     newest: dict[int, tuple[int, int]] = {}  # generation and process id by rank
-    regions = region_directories(Path(named or run_dir.absolute()))
-    for path in (path for directory in regions for path in directory.glob("g*-rank*")):
+    known_as = Path(named or run_dir.absolute())
+    regions = [path for directory in region_directories(known_as) for path in directory.glob("g*-rank*")]
+    numbered = pid_namespace.by_own_number() if regions else {}
+    agents = _agents(known_as, numbered).keys()
+    for path in regions:
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
         if name is None:
             continue
         with contextlib.suppress(OSError, ValueError):  # another user's, or gone in this moment
-            generation, rank, pid = int(name[1]), int(name[2]), peek(path).pid
-            if pid and psutil.pid_exists(pid):
+            generation, rank = int(name[1]), int(name[2])
+            pid = _rank_of(path, numbered, agents)
+            if pid is not None:
                 newest[rank] = max(newest.get(rank, (0, 0)), (generation, pid))
     return found | {f"rank {rank}": newest[rank][1] for rank in sorted(newest)}
+
+
+def local_agents(run_dir: Path) -> dict[int, AgentRecord]:
+    """What the agents that run on this machine have left, by process id. Args: run_dir: as they know it."""
+    return _agents(run_dir, pid_namespace.by_own_number())
+
+
+def _agents(run_dir: Path, numbered: Mapping[int, Sequence[int]]) -> dict[int, AgentRecord]:
+    """The number of one that was killed may be another process's by now."""
+    return {pid: record for record in agent_records(run_dir) for pid in numbered.get(record.pid, ()) if name_of(pid) == NAME}
+
+
+def _rank_of(region: Path, numbered: Mapping[int, Sequence[int]], agents: Collection[int]) -> int | None:
+    """The process of a rank: what is left of one that was killed has a number that may be another process's by now.
+
+    Args:
+        numbered: as of `pid_namespace.by_own_number`.
+        agents: of the run: a program that a script has put in the place of a rank is known by them alone.
+
+    Raises OSError where the region is not there, ValueError where it is none.
+    """
+    processes = numbered.get(peek(region).pid, ())
+    return next((pid for pid in processes if _has_mapped(pid, region) or _is_below(pid, agents)), None)
+
+
+def _has_mapped(pid: int, path: Path) -> bool:
+    """Whether a process has a file in its memory. Raises OSError where that is not there."""
+    file = path.stat()
+    device, inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}".encode(), str(file.st_ino).encode()
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+    except OSError:  # it has ended, or is another user's
+        return False
+    return any(line.split(None, 5)[3:5] == [device, inode] for line in lines)
+
+
+def _is_below(pid: int, agents: Collection[int]) -> bool:
+    """Whether one of these has started a process, or what has started that."""
+    with contextlib.suppress(psutil.Error):
+        return any(parent.pid in agents for parent in psutil.Process(pid).parents())
+    return False
 
 
 def process_name(who: str) -> str:

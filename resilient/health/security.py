@@ -26,7 +26,7 @@ from resilient.access import CONTROL, MODES, Mode
 from resilient.agent import memory
 from resilient.driver.lease import holder
 from resilient.health.report import Finding, Report
-from resilient.processes import driver_pid, must_be_run_directory, other_owner
+from resilient.processes import driver_pid, local_agents, must_be_run_directory, other_owner
 from resilient.slurm.launch import own_addresses
 
 _UNSEEN = "what the campaign has here cannot be seen: run this as its user,"
@@ -222,8 +222,8 @@ def _places(run_dir: Path) -> list[tuple[psutil.Process, Set[str]]]:
     found: dict[int, tuple[psutil.Process, Set[str]]] = {}
     if owner is not None and (driver := driver_pid(owner)) is not None:
         found |= _family(driver, set() if alone else set(_of_driver(run_dir)))
-    for record in memory.agent_records(run_dir):
-        found |= _family(record.pid, set() if alone else {record.addr, *_of_collectives(run_dir, record.pid)} - {""})
+    for pid, record in local_agents(run_dir).items():
+        found |= _family(pid, set() if alone else {record.addr, *_of_collectives(run_dir, pid)} - {""})
     return [found[pid] for pid in sorted(found)]
 
 

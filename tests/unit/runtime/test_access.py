@@ -19,10 +19,11 @@ from stranger import UID, needs_root, shared_place, stranger, stranger_for_a_whi
 from checkpoint.tools import flushing
 from checkpoint.tools.refusal import Refusal
 from resilient import access, storage
-from resilient.agent import memory
+from resilient.agent import NAME, memory
 from resilient.driver.lease import Owner
 from resilient.exits import EnvironmentUnusable
 from resilient.health import security
+from resilient.lifeline import name_of, name_process
 from resilient.processes import local_pid, must_be_run_directory
 from resilient.slurm.launch import own_addresses
 
@@ -254,14 +255,18 @@ def test_what_a_job_listens_at_on_this_machine_is_compared_with_its_addresses(
     monkeypatch.setattr(security, "holder", lambda _: Owner(host="n1", pid=1, job="17", machine="elsewhere", token="t"))
     regions = memory.region_directory(run_dir, 0)
     regions.mkdir(mode=0o700)
+    name = name_of(os.getpid())
     try:
         with socket.create_server((here, 0)) as listener:
             memory.leave_record(regions, "n1:1", here)
+            assert findings(run_dir)["listeners"].startswith("skip"), "the number of an agent that is gone is another process's"
+            name_process(NAME)
             assert here in findings(run_dir)["listeners"] and findings(run_dir)["listeners"].startswith("ok")
             memory.leave_record(regions, "n1:1", "192.0.2.1")
             (told,) = (text for check, text in findings(run_dir).items() if check.startswith("listener "))
             assert f"{here}:{listener.getsockname()[1]}, which is none of the campaign's addresses here (192.0.2.1)" in told
     finally:
+        name_process(name)
         shutil.rmtree(regions)
 
 
