@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training,
 from shared import once
 from soak import soaked
 
-from checkpoint import manifest
+from checkpoint import manifest, sealed
 
 
 @pytest.mark.soak
@@ -94,12 +93,12 @@ def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
 
 def forge(path: Path, name: str, data: bytes) -> None:
     """Put other contents into a file, and have the manifest say that they are right, as somebody does who has made it himself."""
-    said = manifest.read(path)
     file = path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
-    files = {**said.files, name: manifest.FileEntry(len(data), crc32c.crc32c(data))}
-    (path / manifest.NAME).write_bytes(manifest.encode(replace(said, files=files)))
+    said = sealed.unseal((path / manifest.NAME).read_bytes())
+    said["files"][name] = {"size": len(data), "crc32c": f"{crc32c.crc32c(data):08x}"}
+    (path / manifest.NAME).write_bytes(sealed.seal(said))
 
 
 def huge(path: Path) -> None:

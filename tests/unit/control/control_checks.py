@@ -24,7 +24,8 @@ class LedgerChecks:
     Attributes:
         open: faults that may recover, with what is done about each.
         incidents: by fault.
-        restarts: when a restart was decided on last after a generation, unix seconds.
+        lost: nodes of faults that are losses.
+        restarts: that were decided on after a generation: when, unix seconds, and which nodes had been lost, if that was why.
         voids: what roll-backs have invalidated.
         go_back_to: the target of the last roll-back, until a generation has finished a step.
         said: by generation the step from which its rank 0 went on.
@@ -35,15 +36,16 @@ class LedgerChecks:
     faults: set[str] = field(default_factory=set)
     open: dict[str, str] = field(default_factory=dict)
     incidents: dict[str, str] = field(default_factory=dict)
-    restarts: dict[int, float] = field(default_factory=dict)
+    lost: dict[str, frozenset[int]] = field(default_factory=dict)
+    restarts: dict[int, list[tuple[float, frozenset[int]]]] = field(default_factory=dict)
     voids: list[InvalidationRule] = field(default_factory=list)
     go_back_to: int | None = None
     said: dict[int, int] = field(default_factory=dict)
     announced: set[int] = field(default_factory=set)
     gave_up: bool = False
 
-    def check(self, effects: Iterable[Effect], now: float) -> list[WriteEvent]:
-        """Look at what one call has appended; the driver's own events in it."""
+    def check(self, effects: Iterable[Effect], now: float, left: frozenset[int]) -> list[WriteEvent]:
+        """Look at what one call has appended; the driver's own events in it. Args: left: nodes that were left before it."""
         events = [each for each in effects if isinstance(each, WriteEvent) and each.event in DRIVERS_OWN]
         unanswered: set[object] = set()
         for each in events:
@@ -57,9 +59,11 @@ class LedgerChecks:
                     self.incidents[fault_id] = str(each.fields["incident_id"])
                     assert self.incidents[fault_id] in (fault_id, self.opened), f"{each}: ranks stand still since {self.opened}"
                     unanswered.add(fault_id)
+                    if each.fields["kind"] == "node_lost":
+                        self.lost[fault_id] = frozenset(each.fields["nodes"])  # type: ignore[arg-type]
                 case "action":
                     unanswered.discard(each.fields["fault_id"])
-                    self._act(each, now)
+                    self._act(each, now, left)
                 case "recovered":
                     assert each.fields["incident_id"] == self.incidents[str(each.fields["fault_id"])], f"{each}: another incident"
                     assert self.open.pop(str(each.fields["fault_id"]), None), f"{each} is no fault, or over already"
@@ -71,13 +75,19 @@ class LedgerChecks:
         assert not unanswered, "a fault without an action"
         return events
 
-    def _act(self, event: WriteEvent, now: float) -> None:
+    def _act(self, event: WriteEvent, now: float, left: frozenset[int]) -> None:
         name, reason = str(event.fields["name"]), str(event.fields["reason"])
-        in_last_hour = sum(now - t < 3600 for ended, t in self.restarts.items() if ended != event.generation)
+        in_last_hour = sum(
+            any(now - t < 3600 and not (nodes and nodes <= left) for t, nodes in which)  # no losses of a node that was left
+            for ended, which in self.restarts.items()
+            if ended != event.generation
+        )
         if name in RESTARTS:
-            assert in_last_hour < self.budget.max_restarts_per_hour, "a restart that the budget does not allow"
-            self.restarts[event.generation] = now
-        if name in (*STOPPING, "degrade", "report"):
+            leaves = "it is left, and the others go on without it" in reason  # for what it does, whatever the others have done
+            assert leaves or in_last_hour < self.budget.max_restarts_per_hour, "a restart that the budget does not allow"
+            nodes = self.lost.get(str(event.fields["fault_id"]), frozenset())
+            self.restarts.setdefault(event.generation, []).append((now, nodes))
+        if name in (*STOPPING, "degrade", "degrade_tier", "report"):
             fault_id = str(event.fields["fault_id"])
             assert name not in STOPPING or self.incidents[fault_id] == (self.opened or fault_id), f"{event} meets {self.opened}"
             self.open[fault_id] = name

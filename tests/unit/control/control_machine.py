@@ -94,22 +94,22 @@ class JobMachine(RuleBasedStateMachine):
     # -- the driver's shell --------------------------------------------------------------------------------------------
 
     def do(self, method: str, *arguments: Any, **named: Any) -> list[Effect]:
-        out, before, self.holds = Outbox(), self.core.state, False
+        out, before, left, self.holds = Outbox(), self.core.state, self.core.membership.left(), False
         getattr(self.core, method)(*arguments, self.now, out, **named)
         effects = out.take()
         assert not (self.finished and effects), "something happens after the end"
         if self.core.state is State.SAVING and before is not State.SAVING:
             self.saving_t = self.now
             self.saving = [self.agents[node] for node in self.core.membership.members]
-        self.check(effects, before)
+        self.check(effects, before, left)
         for effect in effects:
             self.carry_out(effect)
         self.holds = True
         return effects
 
-    def check(self, effects: list[Effect], before: State) -> None:
+    def check(self, effects: list[Effect], before: State, left: frozenset[int]) -> None:
         """What must hold of the effects of one call."""
-        events = self.ledger.check(effects, self.now)
+        events = self.ledger.check(effects, self.now, left)
         self.rolled_back |= any(each.event == "action" and each.fields["name"] == "roll_back" for each in events)
         starts = [(each.node, each.message) for each in effects if isinstance(each, Send) and isinstance(each.message, Start)]
         if starts:

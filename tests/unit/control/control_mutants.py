@@ -27,6 +27,7 @@ MUTANTS = (
         "resilient.control.generations",
         "for node_rank, node in enumerate(members):",
         "for node_rank, node in enumerate(sorted(members)):",
+        examples=1_000,
     ),
     Mutant(
         "a spare that takes part is not told to start",
@@ -35,10 +36,11 @@ MUTANTS = (
         "            if node < membership.wanted:\n                out.send(node, message)\n\n    # -- while it runs",
     ),
     Mutant(
-        "a restart is counted twice",
-        "resilient.control.incidents",
-        "            self.faults.append((now, fault))\n",
-        "            self.faults += [(now, fault), (now, fault)]\n",
+        "the restart that is decided on counts among those before it",
+        "resilient.recovery.policy",
+        "        return len(attempts([*recent, self.fault])) - 1\n\n    @cached_property\n    def lost_alone",
+        "        return len(attempts([*recent, self.fault]))\n\n    @cached_property\n    def lost_alone",
+        examples=1_000,
     ),
     Mutant(
         "a fault that was recovered from is told again with the next one",
