@@ -27,9 +27,11 @@ class Candidate:
         tier: where it lies.
         path: of a committed checkpoint; None where nodes hold shards of it.
         holdings: copies of the shards, nearest first.
+        generation: that took it: another one's of the same step may lie where a copy is said to be. None: whichever is there.
     """
 
     step: int
     tier: str
     path: Path | None = None
     holdings: Sequence[Holding] = ()
+    generation: int | None = None

@@ -184,7 +184,7 @@ def _sources(choice: Candidate, away: list[UnreachableCheckpoint]) -> tuple[Cont
         except DamagedCheckpoint as error:
             lost = error
             continue
-        if held.step != choice.step:
+        if held.step != choice.step or choice.generation not in (None, held.generation):
             each.close()
             continue
         sources.append(each)

@@ -87,4 +87,4 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
         )
         for each in entry["holdings"]
     ]
-    return Candidate(entry["step"], entry["tier"], holdings=holdings)
+    return Candidate(entry["step"], entry["tier"], holdings=holdings, generation=entry.get("generation"))

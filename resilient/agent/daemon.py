@@ -340,4 +340,5 @@ def as_entry(candidate: Candidate, node: int, key: str) -> dict[str, Any]:
         for holder in shard
         if holder.node != node and holder.address
     ]
-    return {"step": candidate.key.step, "tier": candidate.tier, "holdings": [*here, *elsewhere]}
+    step, generation = candidate.key.step, candidate.key.generation
+    return {"step": step, "generation": generation, "tier": candidate.tier, "holdings": [*here, *elsewhere]}

@@ -180,6 +180,10 @@ class Catalog:
                     self._take(node, key, tier, shard)
         self._still_complete((key, tier) for key in gone)
 
+    def overwrite(self, tier: str, key: SnapshotKey) -> None:
+        """Nodes write a snapshot to a tier, in the place of what an earlier generation took of that step."""
+        self.forget_on(tier, lambda each: each.step == key.step and each != key)
+
     def recount(self) -> None:
         """Forget what is not whole; complete is what is whole on a tier."""
         whole = set(self.whole())

@@ -123,6 +123,7 @@ class Replication:
         alone = snapshot.shards == len(self._members)  # each node has a shard of its own
         if any(node not in places or (alone and places[node] != shard) for shard, (node, _) in own.items()):
             return  # of other nodes than those of today, who will soon have something newer
+        self._catalog.overwrite(tier, key)
         found = self.rounds[tier] = Round(key, tier)
         for shard, (node, location) in own.items():
             place = self._buddies[places[node]]

@@ -39,12 +39,19 @@ class Retention:
 
     def expects(self, tier: str, key: SnapshotKey) -> bool:
         """Whether daemons, by what they were told last, retain a snapshot on a tier."""
+        if self.overwrites(tier, key):
+            return False
         sent = self._sent.get(tier)
         if sent is None or key.step in sent.steps or key in self._written(tier):
             return True
         if key.generation > sent.generation:
             return True  # its daemons retain everything until they are told more; others do as they were told before
         return key.generation >= sent.generation and key.step > sent.upto and key.step not in sent.left_out
+
+    def overwrites(self, tier: str, key: SnapshotKey) -> bool:
+        """Whether another snapshot of the same step is being written to a tier, in the place of this one."""
+        under_way = [each.key for each in (self._transfers.jobs.get(tier), self._replication.rounds.get(tier)) if each is not None]
+        return any(each.step == key.step and each != key for each in under_way)
 
     def send(self, tier: str, generation: int, out: Outbox) -> None:
         """Tell all daemons what is needed of a tier."""

@@ -83,12 +83,16 @@ class Snapshots:
             self._on_replicated(tier, out)
 
     def _replace(self, node: int, news: Inventory, *, with_forgotten: bool) -> None:
-        """What daemons were told to forget is not counted, although it may still be listed, unless `with_forgotten`."""
+        """What daemons were told to forget is not counted, although it may still be listed, unless `with_forgotten`.
+
+        Nor is what they were told to write something else in the place of: they may be about to.
+        """
         self._catalog.listen(node, news.address)
         valid = [shard for shard in news.shards if not self._invalidation.covers(shard.key)]
         if len(valid) < len(news.shards):
             self._invalidation.reappeared()
-        self._catalog.replace(node, [each for each in valid if with_forgotten or self._retention.expects(each.tier, each.key)])
+        there = [each for each in valid if not self._retention.overwrites(each.tier, each.key)]
+        self._catalog.replace(node, [each for each in there if with_forgotten or self._retention.expects(each.tier, each.key)])
 
     def address(self, node: int) -> str | None:
         """Where a node's snapshot daemon listens, host:port; None if that is not known."""

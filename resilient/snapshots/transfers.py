@@ -150,6 +150,8 @@ class Transfers:
     def _start(self, tier: str, key: SnapshotKey, generation: int, now: float, out: Outbox) -> None:
         snapshot = self._catalog.snapshots[key]
         kind: Literal["copy", "flush"] = "flush" if tier == self._plan.durable.name else "copy"
+        if kind == "copy":
+            self._catalog.overwrite(tier, key)
         sources = snapshot.sources()
         job = TransferJob(
             job_id=next(self._job_ids),

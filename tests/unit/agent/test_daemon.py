@@ -224,7 +224,7 @@ def test_workers_read_where_the_shards_are(setting: Setting):
     found = session.read(setting.daemon.session_path)
     assert (found.node, found.nodes, found.generation, found.first_rank, found.ranks, found.mtbf_s) == (1, 2, 3, 4, 4, 3600.0)
     (read,) = found.candidates
-    assert (read.step, read.tier) == (5, "ram")
+    assert (read.step, read.generation, read.tier) == (5, KEY.generation, "ram")
     assert [(each.directory, each.address, each.remote_path, each.key) for each in read.holdings] == [
         (Path("/b"), None, "", ""),
         (None, "n0:1", "/a", "workers"),
@@ -245,6 +245,7 @@ def test_what_a_node_holds_itself_comes_first_and_a_node_without_an_address_is_l
     entry = as_entry(Candidate(key=KEY, tier="nvme", shards=shards), 1, "t")
     assert json.loads(json.dumps(entry)) == {
         "step": 5,
+        "generation": KEY.generation,
         "tier": "nvme",
         "holdings": [
             {"directory": "/b"},

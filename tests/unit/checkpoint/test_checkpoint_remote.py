@@ -102,6 +102,17 @@ def test_a_snapshot_behind_a_link_that_is_down_for_a_moment_is_gone_on_from_all_
     assert torch.equal(wanted[0].data, torch.ones(8, 8))
 
 
+def test_what_another_generation_took_of_the_step_of_a_snapshot_is_no_part_of_it(holding: Holding, tmp_path: Path):
+    """It was copied to where the snapshot was, after nodes had said what they hold."""
+    rejected: list[tuple[int, str, str]] = []
+    wanted = weights(0.0)
+    held = [Candidate(5, f"of {each}", holdings=[holding], generation=each) for each in (2, 1)]
+    found = restore(tmp_path, lambda state: wanted, held=held, on_reject=lambda *each: rejected.append(each))
+    assert found is not None and (found.step, found.tier) == (5, "of 1")
+    assert rejected == [(5, "of 2", "nobody holds step 5")]
+    assert torch.equal(wanted[0].data, torch.ones(8, 8))
+
+
 def test_where_nobody_answers_an_older_step_is_taken_and_else_it_is_no_defect(
     holding: Holding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

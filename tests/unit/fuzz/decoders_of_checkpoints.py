@@ -79,6 +79,7 @@ def checkpoints(directory: Path) -> list[Decoder]:
     held = {
         "tier": "ram",
         "step": 7,
+        "generation": 2,
         "holdings": [{"directory": "/dev/shm/x"}, {"address": "10.0.0.1:5", "path": "/x", "key": "k"}],
     }
     told = {

@@ -18,6 +18,7 @@ from checkpoint.protocol import (
     StartJob,
 )
 from resilient.outbox import Effect, Outbox, RequestDaemon, WriteEvent
+from resilient.protocol.candidates import unpack
 from resilient.snapshots import Snapshots, StoragePlan, TierPlan
 
 R = TypeVar("R")
@@ -166,3 +167,8 @@ class Course:
         """A step is held by all nodes and committed."""
         flushed = self.all_done(self.jobs("flush", self.all_take(step, wants=("scratch",))))
         self.all_done(self.jobs("commit", flushed))
+
+
+def promised(course: Course) -> list[SnapshotKey]:
+    """What workers may go on from."""
+    return [each.key for each in unpack(course.core.candidates())]

@@ -135,8 +135,13 @@ class Daemon:
         return True
 
     def _put(self, place: Place) -> None:
-        """In the place of what has the same step."""
-        self.held = {each for each in self.held if (each[0], each[1].step, *each[2:]) != (place[0], place[1].step, *place[2:])}
+        """In the place of what has the same step, whichever shard it is of: only replicas have a directory for each shard."""
+        tier, key, shard, replica = place
+        self.held = {
+            each
+            for each in self.held
+            if (each[0], each[1].step, each[3]) != (tier, key.step, replica) or (replica and each[2] != shard)
+        }
         self.held.add(place)
 
     # -- requests ------------------------------------------------------------------------------------------------------

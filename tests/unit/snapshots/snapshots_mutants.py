@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "what was asked to be forgotten is counted when a daemon lists it",
         "resilient.snapshots.snapshots",
-        "[each for each in valid if with_forgotten or self._retention.expects(each.tier, each.key)]",
-        "valid",
+        "[each for each in there if with_forgotten or self._retention.expects(each.tier, each.key)]",
+        "there",
         400,
     ),
     Mutant(

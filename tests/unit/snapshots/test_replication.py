@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from snapshot_course import Course, address, done, failed, replicated, shard
+from snapshot_course import Course, address, done, failed, promised, replicated, shard
 
 from checkpoint.protocol import Cancel, Held, Replicate, Retain, SnapshotKey, StartJob
 from resilient.outbox import Effect, Outbox
@@ -177,6 +177,19 @@ def test_what_buddies_have_is_retained_through_a_restart_until_they_have_somethi
     assert {each.steps for _, each in course.requests(Retain, effects)} == {(1, 2)}
     course.core.lost(1, Outbox())
     assert course.core.newest == SnapshotKey(1, 5)
+
+
+def test_replicas_that_new_ones_take_the_place_of_are_not_promised_any_more() -> None:
+    course = Course(3, replicas=True, buffers=3)
+    course.resumed()
+    requests = course.requests(Replicate, course.all_take(8))
+    course.all_take(9)  # buddies are still at the step before
+    older = [shard(9, number, of=3, generation=4, replica=True) for number in range(3)]
+    course.new_daemon(2, shard(8, 2, of=3), shard(9, 2, of=3), *older)
+    assert SnapshotKey(9, 4) in promised(course)
+    effects = course.deliver(1, replicated(next(each for node, each in requests if node == 1), of=3))
+    assert {each.key for _, each in course.requests(Replicate, effects)} == {SnapshotKey(9, 5)}
+    assert promised(course) == [SnapshotKey(9, 5), SnapshotKey(8, 5)]
 
 
 def test_what_is_newer_than_the_step_that_was_gone_on_from_is_not_retained_for_its_replicas(course: Course) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import pytest
-from snapshot_course import Course, done, failed, shard
+from snapshot_course import Course, done, failed, promised, shard
 
-from checkpoint.protocol import Cancel, Retain, SnapshotKey, TierTrouble, TierWell
+from checkpoint.protocol import Cancel, NodeShard, Retain, SnapshotKey, TierTrouble, TierWell
 from resilient.outbox import Effect
 from resilient.snapshots import TierPlan
 
@@ -84,6 +84,41 @@ def test_what_was_copied_of_an_earlier_generation_is_retained_until_all_have_cop
     assert (9,) in [each.steps for _, each in course.requests(Retain, effects) if each.tier == "nvme"]
     course.deliver(1, done(copies[1][1]))
     assert [(each["step"], each["tier"]) for each in course.events("snapshot")] == [(9, "nvme")]
+
+
+def of_two_generations(course: Course) -> dict[int, list[NodeShard]]:
+    """What nodes hold of a step: in memory what the present generation took, and on a disk what one before it did."""
+    return {node: [shard(9, node), shard(9, node, generation=4, tier="nvme")] for node in course.members}
+
+
+def test_what_a_copy_takes_the_place_of_is_not_promised_any_more() -> None:
+    course = Course(2, buffers=3, others=(TierPlan("nvme", 2),))
+    course.resumed()
+    for step in (8, 9):  # the second waits for the first
+        course.all_take(step, wants=("nvme",))
+    course.core.hold()
+    course.stopped(of_two_generations(course))
+    course.begin(6)
+    assert promised(course) == [SnapshotKey(9, 5), SnapshotKey(9, 4)]
+    copies = course.jobs("copy", course.resumed(9))
+    assert [each.key for _, each in copies] == [SnapshotKey(9, 5)] * 2
+    assert promised(course) == [SnapshotKey(9, 5)]
+    for node, shards in of_two_generations(course).items():  # each is told again to write the copy
+        course.new_daemon(node, *shards)
+    assert promised(course) == [SnapshotKey(9, 5)]
+    course.all_done(copies)
+    assert [(each["step"], each["tier"]) for each in course.events("snapshot")][-1] == (9, "nvme")
+
+
+def test_what_a_copy_under_way_takes_the_place_of_is_not_gone_on_from() -> None:
+    """It may end after a node has said what it holds, and before it is called off."""
+    course = Course(2, buffers=3, others=(TierPlan("nvme", 2),))
+    course.resumed()
+    course.all_take(9, wants=("nvme",))
+    course.core.hold()
+    course.stopped(of_two_generations(course))
+    course.begin(6)
+    assert promised(course) == [SnapshotKey(9, 5)]
 
 
 def test_a_copy_of_which_a_node_is_gone_is_not_complete() -> None:
