@@ -40,6 +40,9 @@ class Nodes:
         self._core.presence.joined(node, when.attended_s)
 
     def on_ready(self, node: int, message: Ready, when: Moment, out: Outbox) -> None:
+        """An agent waits for the next generation. One that counts as lost is heard too late: another one is about to be started."""
+        if not self._core.membership.nodes[node].joined and self._core.shutdown.saving is None:
+            return
         self._core.membership.is_ready(node, message.store_port)
         self._core.snapshots.inventory(node, message.inventory)
         if self._core.shutdown.saving is not None:

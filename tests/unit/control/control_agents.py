@@ -53,6 +53,7 @@ class Agent:
     Attributes:
         ready: it has said so since its last `Start`.
         unfit: it has failed its health check.
+        lost: it has counted as lost since it was launched.
         rank: of its worker, while it has one.
         step: the state's; beat_step: the last that its rank has finished itself.
         hold_at: the boundary at which its rank waits, once a stop was proposed.
@@ -66,6 +67,7 @@ class Agent:
     joined: bool = False
     ready: bool = False
     unfit: bool = False
+    lost: bool = False
     generation: int = 0
     rank: int | None = None
     step: int = 0

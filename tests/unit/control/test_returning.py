@@ -205,6 +205,23 @@ def test_a_silent_node_is_lost_sooner_while_a_spare_stands_by():
     assert len(play.events("fault")) == 1
 
 
+def test_an_agent_that_is_heard_after_it_was_lost_does_not_count_for_the_next_one():
+    play = Play()
+    play.start()
+    play.resumed(0)
+    play.do("lost", 1, "its connection was closed")
+    play.again(0)
+    play.hello(1)
+    play.do("lost", 1, "silent for 9 s")
+    play.ready(1)
+    play.wait(5.0, silent=[1])
+    play.hello(1)
+    play.effects.clear()
+    assert not play.sent(Start, play.wait(1.0))
+    play.ready(1)
+    assert [send.node for send in play.sent(Start)] == [0, 1]
+
+
 def flapping(play: Play, times: int, *, with_others: bool = False) -> None:
     """The last node is lost after a minute of steps and back ten seconds later, again and again."""
     last, step = len(play.coordinator.membership.members) - 1, 0
