@@ -31,13 +31,20 @@ def scripted(campaign: Callable[..., Campaign], script: str, steps: int, **confi
 
 
 def orders(run: Campaign, *wanted: tuple[str, int, int]) -> None:
-    """Have ranks do something to themselves: what, at which step, and who."""
+    """Have ranks do something to themselves: what, at which step, and who; for as long as `recovered` waits, which renews it."""
     for number, (fault, step, rank) in enumerate(wanted):
         inside.give(run.run_dir, inside.Order(f"{number}-{fault}", fault, rank, step))
 
 
 def recovered(run: Campaign, count: int) -> None:
-    wait_for(lambda: len(run.events("recovered")) >= count, lambda: f"recovery {count}\n{run.logs()}", 240.0)
+    """Wait until so many faults were recovered from; orders for ranks that are not carried out yet are renewed meanwhile."""
+
+    def done() -> bool:
+        for order in (run.run_dir / inside.DIRECTORY).glob("*.order"):
+            inside.renew(run.run_dir, order.stem)
+        return len(run.events("recovered")) >= count
+
+    wait_for(done, lambda: f"recovery {count}\n{run.logs()}", 240.0)
 
 
 def whole(run: Campaign, steps: int, faults: int) -> None:
