@@ -79,6 +79,15 @@ def on(lab: Lab, host: str, *words: str) -> str:
     return subprocess.run(lab.command(words, host=host), check=True, capture_output=True, text=True).stdout
 
 
+def begin_again(lab: Lab, job_id: str) -> None:
+    """Have a job begin that was put back into the queue, which Slurm would let wait for minutes.
+
+    Not within the second in which it ended: a slurmd tells its attempts apart by the second, and does not start what seems to be
+    the one that is over ("Job credential revoked"), of which the job fails with 1.
+    """
+    on(lab, "ctl", "scontrol", "update", f"jobid={job_id}", "starttime=now+2")
+
+
 class LabJob(Campaign):
     """One run directory, and the jobs that run on it.
 

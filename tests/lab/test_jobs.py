@@ -13,7 +13,7 @@ import psutil
 import pytest
 from browser import looked_at
 from campaigns import HELD, STEPS, Campaign, finished, same, wait_for
-from lab_jobs import CODE, LabJob, on
+from lab_jobs import CODE, LabJob, begin_again, on
 from reported import agreed
 from soak import soaked
 
@@ -136,7 +136,7 @@ def test_a_job_that_is_requeued_saves_its_state_and_goes_on_itself(jobs: Callabl
     (first,), (second,) = run.running(), wait_for(run.waiting, "a successor")
     on(run.lab, "ctl", "scontrol", "requeue", first)
     wait_for(lambda: first in run.waiting(), f"the job to be in the queue again\n{run.told()}", PATIENCE_S)
-    on(run.lab, "ctl", "scontrol", "update", f"jobid={first}", "starttime=now")  # Slurm would let it wait for minutes
+    begin_again(run.lab, first)
     run.wait_for_the_end()
     assert run.codes() == [75, 0], run.told()
     assert f"Job {first} goes back into the queue, and goes on from here." in run.told()
@@ -170,7 +170,7 @@ def test_a_job_of_its_own_that_is_preempted_is_put_back_and_goes_on(jobs: Callab
     options = ["--partition=urgent", "--nodes=4", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true"]
     on(run.lab, "ctl", "sbatch", *options)
     wait_for(lambda: run.state()["JobState"] == "PENDING", lambda: f"the job to be in the queue again: {run.state()}", PATIENCE_S)
-    on(run.lab, "ctl", "scontrol", "update", f"jobid={run.job_id}", "starttime=now")  # Slurm would let it wait for minutes
+    begin_again(run.lab, run.job_id)
     assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
     assert run.state()["Restarts"] == "1"
     assert f"Job {run.job_id} goes back into the queue, and goes on from here." in run.output
@@ -274,7 +274,7 @@ def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any],
     run.lab.crash("n1")
     if requeue:
         wait_for(lambda: first in run.waiting(), f"the job to be in the queue again\n{run.told()}", PATIENCE_S)
-        on(run.lab, "ctl", "scontrol", "update", f"jobid={first}", "starttime=now")
+        begin_again(run.lab, first)
     run.wait_for_the_end()
     assert run.codes() == [0], run.told()  # of the one that the host took along, nobody could tell any
     ended = {first: "COMPLETED", second: "CANCELLED"} if requeue else {first: "CANCELLED", second: "COMPLETED", "3": "CANCELLED"}
@@ -307,7 +307,7 @@ def test_a_job_whose_driver_slurm_kills_after_the_batch_host_was_away_begins_aga
     run.lab.controller.start_node(host)
     wait_for(lambda: run.state()["JobState"] == "PENDING", lambda: f"the job to be in the queue again: {run.state()}", PATIENCE_S)
     run.go_on()
-    on(run.lab, "ctl", "scontrol", "update", f"jobid={run.job_id}", "starttime=now")  # Slurm would let it wait for minutes
+    begin_again(run.lab, run.job_id)
     assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
     same(run, long)
 
