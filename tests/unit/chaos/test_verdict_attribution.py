@@ -35,7 +35,7 @@ def test_of_two_at_once_one_may_be_told_of():
 
 def test_one_that_nobody_told_of_is_not_covered_by_another_that_is_long_over():
     seen = Tale().goes_to(12).killed(1).goes_to(20).strikes(KILLED, 0).goes_to(STEPS).ends().seen()
-    assert judge(seen).broken == ["told"]
+    assert judge(seen).broken == ["reported"]
 
 
 def test_the_wrong_rank_is_wrong_even_if_it_was_the_right_one_before():
@@ -98,7 +98,7 @@ def test_what_need_not_be_told_may_be_told_by_what_is_done_about_it():
 
     assert judge(short("wait")).broken == []
     assert outcomes(short("wait"))[0].kinds == ["collective_timeout"]
-    assert set(judge(short("restart_workers")).broken) == {"told", "action"}
+    assert set(judge(short("restart_workers")).broken) == {"reported", "action"}
 
 
 def test_a_checkpoint_that_was_damaged_may_be_refused():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from checkpoint import manifest
 from checkpoint.fence import newest_generation
 from resilient import storage
 from resilient.config import Config, load
@@ -150,6 +151,7 @@ def test_the_next_job_is_there_however_often_the_disk_process_dies_while_slurm_i
 def test_the_fence_is_raised_and_checkpoints_are_renamed_although_the_disk_process_dies(config: Config, tmp_path: Path):
     rolled_back = tmp_path / "durable" / "step-00000007"
     rolled_back.mkdir()
+    (rolled_back / manifest.NAME).write_bytes(manifest.encode(manifest.Manifest(7, 1, {})))
 
     async def run(writer: Writer) -> None:
         writer.start()
