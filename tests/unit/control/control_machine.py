@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from checkpoint.protocol import Held, Retain, Synced
-from resilient.config.timeouts import FENCE_HANG_S
+from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S
 from resilient.control.coordinator import Coordinator, State
 from resilient.control.liveness import NO_STEP
 from resilient.outbox import Effect, Finish, Launch, Outbox, Quarantine, RaiseFence, RequestDaemon, Send, WriteEvent
@@ -224,7 +224,8 @@ class JobMachine(RuleBasedStateMachine):
     def hangs(self, generation: int) -> bool:
         """Whether a fence was waited for long enough, where there is something to go on from."""
         waited_s = self.attended_s - self.asked_s[generation]
-        return ("fence_raised", generation) in self.late and waited_s >= FENCE_HANG_S
+        told = ("fence_raised", generation) in self.late
+        return waited_s >= FENCE_HANG_S + (0.0 if told else ANSWER_S)  # a shell that says nothing is waited for longer
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
