@@ -1,5 +1,6 @@
 """What must hold of the effects of a control core, whatever happens to it."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class LedgerChecks:
         voids: what roll-backs have invalidated.
         go_back_to: the target of the last roll-back, until a generation has finished a step.
         said: by generation the step from which its rank 0 went on.
+        silent: how often the daemon of a node did not answer at the end of the job.
     """
 
     budget: Budget
@@ -41,6 +43,7 @@ class LedgerChecks:
     voids: list[InvalidationRule] = field(default_factory=list)
     go_back_to: int | None = None
     said: dict[int, int] = field(default_factory=dict)
+    silent: Counter[int] = field(default_factory=Counter)
     announced: set[int] = field(default_factory=set)
     gave_up: bool = False
 
@@ -59,6 +62,8 @@ class LedgerChecks:
                     self.incidents[fault_id] = str(each.fields["incident_id"])
                     assert self.incidents[fault_id] in (fault_id, self.opened), f"{each}: ranks stand still since {self.opened}"
                     unanswered.add(fault_id)
+                    if "at the end of the job" in str(each.fields["detail"]):
+                        self.silent.update(each.fields["nodes"])  # type: ignore[call-overload]
                     if each.fields["kind"] == "node_lost":
                         self.lost[fault_id] = frozenset(each.fields["nodes"])  # type: ignore[arg-type]
                 case "action":

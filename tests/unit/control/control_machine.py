@@ -143,6 +143,8 @@ class JobMachine(RuleBasedStateMachine):
         deadline_t = (self.stops[0] if self.stops else self.saving_t) + DRAIN_S
         if self.now >= deadline_t or len(self.stops) > 1 or self.ledger.gave_up:
             return
+        if any(often > 1 for often in self.ledger.silent.values()):  # nor has the daemon in its place answered: it is given up
+            return
         for agent in self.saving:
             there = agent is self.agents[agent.node] and agent.joined
             assert not there or agent.synced, f"the job ends before node {agent.node} has settled what its workers left"
