@@ -137,7 +137,7 @@ class Limits(Section):
     faults: int = Field(1000, ge=1, description="that are injected in all")
     at_once: int = Field(2, ge=1, description="that are not recovered from yet")
     nodes: int | None = Field(None, ge=1, description="different ones that are hit, spares among them; unset: all may be")
-    minutes: float = Field(60.0, gt=0, description="that the experiment may take")
+    minutes: float = Field(60.0, gt=0, description="that the experiment may take, and as many its reference run")
     recovery_s: float = Field(180.0, gt=0, description="from a fault, or its end, until the run goes on")
 
 

@@ -230,7 +230,11 @@ def _reference(
     display: Display,
     changes: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Path:
-    """The same campaign without faults, changed so; its run directory. In the place of a lab it runs on this machine."""
+    """The same campaign without faults, changed so; its run directory. In the place of a lab it runs on this machine.
+
+    Raises:
+        EnvironmentUnusable: it does not reach its target, or not within the time that the experiment may take.
+    """
     changes = dict(changes or {})
     if site.lab:
         changes["cluster"] = {"launcher": "local"}
@@ -240,7 +244,13 @@ def _reference(
     reference = Campaign(config, directory / REFERENCE, site, cleanup.campaign())
     display.note(f"the reference run without faults runs to step {config.train.steps}")
     reference.start()
+    minutes = experiment.limits.minutes
+    deadline = time.monotonic() + 60 * minutes
     while (code := reference.ended()) is None:
+        if time.monotonic() > deadline:
+            _end(reference, cleanup)
+            why = f"the reference run does not reach step {config.train.steps} within {minutes:g} minutes (limits.minutes)"
+            raise EnvironmentUnusable(f"{why}:\n{reference.last_words()}")
         time.sleep(POLL_S)
     if code != Exit.OK:
         raise EnvironmentUnusable(f"the campaign does not reach its target even without faults:\n{reference.last_words()}")

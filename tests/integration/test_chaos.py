@@ -73,6 +73,14 @@ def test_a_campaign_that_does_not_run_even_without_faults_is_no_experiment(chaos
     assert not chaos.all_of_it()
 
 
+@pytest.mark.soak
+def test_a_reference_run_that_does_not_get_there_in_time_is_ended(chaos: Chaos):
+    experiment = {"campaign": {"config": ENDLESS}, "faults": [{"fault": "worker_kill"}], "limits": {"minutes": 0.1}}
+    assert chaos.run(experiment) == 69
+    assert "the reference run does not reach step 1000000 within 0.1 minutes (limits.minutes)" in chaos.said()
+    assert not chaos.all_of_it()
+
+
 def test_results_are_not_written_over(chaos: Chaos):
     chaos.out.mkdir()
     (chaos.out / "precious").touch()
