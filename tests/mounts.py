@@ -89,16 +89,34 @@ def make_read_only(path: Path) -> None:
         time.sleep(0.01)
 
 
-@contextmanager
-def unreachable(path: Path) -> Iterator[None]:
-    """What is in a directory cannot be reached meanwhile (ENOTCONN): a file system without its server lies over it."""
+def _without_a_server(path: Path) -> int:
+    """A file system of user space over a directory, whose server never says anything; its connection, by which it is given up."""
     device = os.open("/dev/fuse", os.O_RDWR)
     try:
         options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
         subprocess.run(["mount", "-i", "-t", "fuse", "-o", options, "away", path], check=True, pass_fds=[device])
-    finally:
+    except BaseException:
         os.close(device)
+        raise
+    return device
+
+
+@contextmanager
+def unreachable(path: Path) -> Iterator[None]:
+    """What is in a directory cannot be reached meanwhile (ENOTCONN): a file system without its server lies over it."""
+    os.close(_without_a_server(path))
     try:
         yield
     finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@contextmanager
+def hanging(path: Path) -> Iterator[None]:
+    """Whoever asks for anything in a directory waits meanwhile, until it is killed; at the end that fails (ENOTCONN)."""
+    device = _without_a_server(path)
+    try:
+        yield
+    finally:
+        os.close(device)
         subprocess.run(["umount", "--lazy", path], check=True)

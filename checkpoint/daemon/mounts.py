@@ -10,7 +10,8 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,8 @@ from checkpoint.typed import built
 log = logging.getLogger(__name__)
 
 FILE = "mounts.json"
+LATER = "where the file system of %s is mounted is found out once it answers: %s"
+ANSWER_S = 2.0  # for all directories together, when a daemon starts
 
 
 class Mounts:
@@ -35,7 +38,9 @@ class Mounts:
     def __init__(self, directory: Path, job: str, roots: Iterable[Path]) -> None:
         mark = hashlib.blake2b(job.encode(), digest_size=16).hexdigest()
         known = _read(directory / FILE).get(mark, {})
-        self._points = {root: known[str(root)] if str(root) in known else _found(root) for root in roots}
+        roots = list(roots)
+        found = _found([root for root in roots if str(root) not in known])
+        self._points = {root: known.get(str(root), found.get(root)) for root in roots}
         self._directory, self._mark = directory, mark
         self._keeping = threading.Lock()
         self.keep()
@@ -65,13 +70,25 @@ class Mounts:
             raise FileNotFoundError(errno.ENOENT, why, str(root))
 
 
-def _found(root: Path) -> str | None:
-    """The mount point of a directory; None where its file system does not say, as one that has lost its server."""
-    try:
-        return _mount_point(root)
-    except OSError as error:
-        log.warning("where the file system of %s is mounted is found out once it answers: %s", root, error.strerror)
-        return None
+def _found(roots: Sequence[Path]) -> dict[Path, str]:
+    """The mount points of directories, without those whose file system does not say: it has lost its server, or does not answer."""
+    found: dict[Path, str] = {}
+
+    def find(root: Path) -> None:
+        try:
+            found[root] = _mount_point(root)
+        except OSError as error:
+            log.warning(LATER, root, error.strerror)
+
+    threads = [threading.Thread(target=find, args=(root,), daemon=True) for root in roots]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + ANSWER_S
+    for root, thread in zip(roots, threads, strict=True):
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            log.warning(LATER, root, f"it does not within {ANSWER_S:g} s")
+    return dict(found)
 
 
 def _mount_point(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from lone_daemon import PATIENCE_S, LoneDaemon
-from mounts import needs_root
+from mounts import hanging, needs_root
 
 from checkpoint import LocalShard, Snapshots
 from checkpoint.daemon.mounts import Mounts
@@ -94,6 +94,16 @@ def test_a_tier_that_answers_with_an_error_has_failed_until_it_does_not_and_keep
         link.unlink()
         link.mkdir()
         assert daemon.wait_for(Held).shard.tier == "nvme"
+
+
+def test_a_tier_that_does_not_answer_keeps_no_daemon_from_starting(base: Path) -> None:
+    (disk := base / "disk").mkdir()
+    with LoneDaemon(base) as daemon:
+        daemon.nvme = disk / "cache"
+        with hanging(disk):
+            snapshots = started(daemon)
+            assert snapshots.take(1, state(1), {"step": 1}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+            assert daemon.wait_for(Held).shard.tier == "ram"
 
 
 def test_where_a_tier_lies_that_answered_with_an_error_at_first_is_known_once_it_answers(base: Path) -> None:
