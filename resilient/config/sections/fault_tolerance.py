@@ -63,7 +63,9 @@ class Resilience(Section):
         "stop was measured to take if that is longer",
     )
     run_dir_patience_s: Seconds | Auto = Field(
-        "auto", description="training goes on for so long while the run directory cannot be written, then the job drains; auto: 900"
+        "auto",
+        description="training goes on for so long while the run directory cannot be written, then the job drains; a job waits as "
+        "long for one that does not answer before it begins; auto: 900",
     )
     files_patience_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_bool)] = Field(
         300.0,
