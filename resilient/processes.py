@@ -15,7 +15,7 @@ from checkpoint.ownership import user_name
 from resilient import ledger, pid_namespace
 from resilient.access import READ, must_be_files
 from resilient.agent import NAME
-from resilient.agent.memory import AgentRecord, agent_records, region_directories
+from resilient.agent.memory import AgentRecord, agent_records, region_directories, told_nonce
 from resilient.driver.lease import Owner, holder, machine_id
 from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat.region import peek
@@ -73,10 +73,10 @@ def local_pids(run_dir: Path, named: str | None) -> dict[str, int]:
     if owner is not None and (driver := driver_pid(owner)) is not None:
         found[DRIVER] = driver
     newest: dict[int, tuple[int, int]] = {}  # generation and process id by rank
-    known_as = Path(named or run_dir.absolute())
-    regions = [path for directory in region_directories(known_as) for path in directory.glob("g*-rank*")]
+    known_as, nonce = Path(named or run_dir.absolute()), told_nonce(run_dir)
+    regions = [path for directory in region_directories(known_as, nonce) for path in directory.glob("g*-rank*")]
     numbered = pid_namespace.by_own_number() if regions else {}
-    agents = _agents(known_as, numbered).keys()
+    agents = _agents(known_as, nonce, numbered).keys()
     for path in regions:
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
         if name is None:
@@ -91,12 +91,13 @@ def local_pids(run_dir: Path, named: str | None) -> dict[str, int]:
 
 def local_agents(run_dir: Path) -> dict[int, AgentRecord]:
     """What the agents that run on this machine have left, by process id. Args: run_dir: as they know it."""
-    return _agents(run_dir, pid_namespace.by_own_number())
+    return _agents(run_dir, told_nonce(run_dir), pid_namespace.by_own_number())
 
 
-def _agents(run_dir: Path, numbered: Mapping[int, Sequence[int]]) -> dict[int, AgentRecord]:
+def _agents(run_dir: Path, nonce: str, numbered: Mapping[int, Sequence[int]]) -> dict[int, AgentRecord]:
     """The number of one that was killed may be another process's by now."""
-    return {pid: record for record in agent_records(run_dir) for pid in numbered.get(record.pid, ()) if name_of(pid) == NAME}
+    records = agent_records(run_dir, nonce)
+    return {pid: record for record in records for pid in numbered.get(record.pid, ()) if name_of(pid) == NAME}
 
 
 def _rank_of(region: Path, numbered: Mapping[int, Sequence[int]], agents: Collection[int]) -> int | None:

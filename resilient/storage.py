@@ -319,6 +319,15 @@ def _put(path: Path, text: str) -> None:
     fsync_directory(path.parent)
 
 
+def nonce_of(described: Mapping[str, Any]) -> str:
+    """What tells a campaign from all others that have been in its run directory, or in one of the same path.
+
+    Args:
+        described: as of `read`; of a campaign that an earlier version began, the identity tells it.
+    """
+    return str(described.get("nonce") or described["identity"])
+
+
 def read(run_dir: Path) -> dict[str, Any]:
     """What `write` left, as JSON. Raises OSError, ValueError."""
     try:

@@ -57,6 +57,7 @@ from resilient.protocol.messages import (
     Started,
     Stop,
 )
+from resilient.storage import nonce_of
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ class NodeAgent(LocalElasticAgent):
         self._output = output
         self._token, self._incarnation = token_of(settings.token)
         self._storage = kept
-        self._regions = region_directory(settings.run_dir, settings.node)
+        nonce = nonce_of(kept)
+        self._regions = region_directory(settings.run_dir, settings.node, nonce=nonce)
         self._loop = Loop()
         self._driver = Driver(
             self._loop,
@@ -120,7 +122,7 @@ class NodeAgent(LocalElasticAgent):
         self._daemon = DaemonProcess(
             self._loop,
             self._storage,
-            daemon_directory(settings.run_dir, settings.node),
+            daemon_directory(settings.run_dir, settings.node, nonce=nonce),
             run_dir=settings.run_dir,
             node=settings.node,
             host=settings.addr,

@@ -1,8 +1,9 @@
 """What a node has in RAM beside its tiers: a directory for the heartbeat regions of its ranks, and one for its snapshot daemon.
 
-Both are found by run directory, node and owner (`checkpoint.safe_dir`). Beside the regions are the pipes that ranks print to, and
-a file that says which process is the agent: what it has forked shares its command line, and an agent that was started ahead does
-not name its run there.
+Both are found by run directory, campaign (`resilient.storage.nonce_of`), node and owner (`checkpoint.safe_dir`): containers with
+one `/dev/shm` may have run directories of one path. Beside the regions are the pipes that ranks print to, and a file that says
+which process is the agent: what it has forked shares its command line, and an agent that was started ahead does not name its run
+there.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import msgspec
 from checkpoint import safe_dir
 from checkpoint.errors import naming
 from checkpoint.typed import built
+from resilient import storage
 from resilient.heartbeat.layout import RAISED
 from resilient.heartbeat.region import Record, salvage
 
@@ -28,45 +30,46 @@ LEAST_BYTES = 1 << 20  # for the heartbeat regions of a node
 LEAST_FILES = 64
 
 
-def region_directory(run_dir: Path, node: int, root: Path = Path("/")) -> Path:
+def region_directory(run_dir: Path, node: int, root: Path = Path("/"), *, nonce: str | None = None) -> Path:
     """Where a node's heartbeat regions of this run are on this machine; where there are none, a new name for them, not made yet.
 
     Args:
         root: of the file system that is meant.
+        nonce: of the campaign; None: that which the run directory tells now.
     """
-    return _in_memory(run_dir, f"node{node}", root)
+    return _in_memory(run_dir, nonce, f"node{node}", root)
 
 
-def daemon_directory(run_dir: Path, node: int) -> Path:
-    """Where a node's snapshot daemon has its socket; a new name where there is none."""
-    return _in_memory(run_dir, f"node{node}-daemon")
+def daemon_directory(run_dir: Path, node: int, *, nonce: str | None = None) -> Path:
+    """Where a node's snapshot daemon has its socket; a new name where there is none. Args: nonce: as of `region_directory`."""
+    return _in_memory(run_dir, nonce, f"node{node}-daemon")
 
 
-def directories(run_dir: Path) -> list[Path]:
-    """All such directories of this run that are on this machine, of every node."""
-    return [path for path in _named(run_dir) if safe_dir.is_private(path)]
+def directories(run_dir: Path, nonce: str | None = None) -> list[Path]:
+    """All such directories of this run that are on this machine, of every node. Args: nonce: as of `region_directory`."""
+    return [path for path in _named(run_dir, nonce) if safe_dir.is_private(path)]
 
 
 def namesakes(run_dir: Path) -> list[Path]:
     """What has such a name, and is another user's or a link; nobody uses it."""
-    return [path for path in _named(run_dir) if not safe_dir.is_private(path)]
+    return [path for path in _named(run_dir, None) if not safe_dir.is_private(path)]
 
 
-def _named(run_dir: Path) -> list[Path]:
-    ours = re.compile(rf"{re.escape(_prefix(run_dir))}-node\d+(-daemon)?(-[0-9a-f]{{16}})?")
+def _named(run_dir: Path, nonce: str | None) -> list[Path]:
+    ours = re.compile(rf"{re.escape(_prefix(run_dir, nonce))}-node\d+(-daemon)?(-[0-9a-f]{{16}})?")
     places = sorted({MEMORY, Path(tempfile.gettempdir())})
     return [path for place in places if place.is_dir() for path in sorted(place.iterdir()) if ours.fullmatch(path.name)]
 
 
-def region_directories(run_dir: Path) -> list[Path]:
-    """Those with heartbeat regions."""
-    return [path for path in directories(run_dir) if not re.search(r"-node\d+-daemon", path.name)]
+def region_directories(run_dir: Path, nonce: str | None = None) -> list[Path]:
+    """Those with heartbeat regions. Args: nonce: as of `region_directory`."""
+    return [path for path in directories(run_dir, nonce) if not re.search(r"-node\d+-daemon", path.name)]
 
 
-def _in_memory(run_dir: Path, what: str, root: Path = Path("/")) -> Path:
-    """Found by run directory, node and owner; the random part of the name keeps others from making it first."""
+def _in_memory(run_dir: Path, nonce: str | None, what: str, root: Path = Path("/")) -> Path:
+    """Found by run directory, campaign, node and owner; the random part of the name keeps others from making it first."""
     parents = [root / place.relative_to("/") for place in (MEMORY, Path(tempfile.gettempdir()))]
-    prefix = f"{_prefix(run_dir)}-{what}"
+    prefix = f"{_prefix(run_dir, nonce)}-{what}"
     for parent in parents:
         if found := safe_dir.find(parent, prefix):
             return found[0]
@@ -83,9 +86,18 @@ def _has_room(parent: Path) -> bool:
     return room and os.access(parent, os.W_OK)
 
 
-def _prefix(run_dir: Path) -> str:
-    digest = hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()
+def _prefix(run_dir: Path, nonce: str | None) -> str:
+    nonce = told_nonce(run_dir) if nonce is None else nonce
+    digest = hashlib.blake2b(str(run_dir).encode() + nonce.encode(), digest_size=6).hexdigest()
     return f"resilient-{os.getuid()}-{digest}"
+
+
+def told_nonce(run_dir: Path) -> str:
+    """Of the campaign that is in a run directory now; empty where none has begun, or it cannot be told."""
+    try:
+        return storage.nonce_of(storage.read(run_dir))
+    except (OSError, ValueError):
+        return ""
 
 
 def region_name(generation: int, rank: int) -> str:
@@ -183,6 +195,6 @@ def read_record(path: Path) -> AgentRecord | None:
         return None
 
 
-def agent_records(run_dir: Path) -> list[AgentRecord]:
-    """What all agents of this run on this machine have left."""
-    return [record for place in region_directories(run_dir) if (record := _record(place)) is not None]
+def agent_records(run_dir: Path, nonce: str | None = None) -> list[AgentRecord]:
+    """What all agents of this run on this machine have left. Args: nonce: as of `region_directory`."""
+    return [record for place in region_directories(run_dir, nonce) if (record := _record(place)) is not None]

@@ -54,6 +54,7 @@ def launcher_of(
     port: int,
     ended: Ended,
     ahead: AgentAhead | None,
+    nonce: str,
 ) -> Launcher:
     """The launcher of a job.
 
@@ -61,11 +62,12 @@ def launcher_of(
         port: at which the driver listens.
         ended: called with node, incarnation and a description when an agent has ended.
         ahead: the first agent's process, if it was started before all that was known.
+        nonce: of the campaign, as of `storage.nonce_of`.
     """
     slurm = config.slurm
     if allocation is None:
         command = agent_command(config, layout, None, secret, f"{LocalLauncher.addr}:{port}")
-        return LocalLauncher(command, ended, ahead, shares_of_gpus(config, layout))
+        return LocalLauncher(command, ended, ahead, shares_of_gpus(config, layout), nonce)
     here = allocation.hosts[0] if allocation.holds(os.environ, socket.gethostname()) else None
     reached = addresses(here, port, suffix=slurm.hostname_suffix, interface=slurm.interface)
     return SlurmLauncher(

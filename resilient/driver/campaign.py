@@ -101,6 +101,7 @@ def run_campaign(
             display,
             explain,
             identity=kept.identity,
+            nonce=storage.nonce_of(vars(kept)),
             allocation=allocation,
             chain=succession.name if succession is not None else None,
             settings=_settings(config, lease),

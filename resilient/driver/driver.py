@@ -104,6 +104,7 @@ class Driver:
         explain: Callable[[ConfigError], str],
         *,
         identity: str,
+        nonce: str,
         allocation: Allocation | None,
         chain: str | None,
         settings: DiskSettings,
@@ -118,6 +119,7 @@ class Driver:
         self._explain = explain
         self._allocation = allocation
         self._chain = chain
+        self._nonce = nonce
         self._ahead = ahead
         secret = secrets.token_hex(16)
         self._secret = encrypting(secret) if config.cluster.tls == "psk" else secret
@@ -168,6 +170,7 @@ class Driver:
             port=port,
             ended=self._on_ended,
             ahead=self._ahead,
+            nonce=self._nonce,
         )
         for work in (self._tick(), self._ping(), self._watch_duration(), self._departures.watch()):
             self._soon(work)

@@ -146,6 +146,7 @@ class LocalLauncher:
         ended: called with node, incarnation and a description when an agent's process has ended.
         ahead: the first agent's process, if it has been started already.
         gpus: CUDA_VISIBLE_DEVICES by node; a node behind the last of them inherits this process's.
+        nonce: of the campaign, in the names of what its agents have in RAM.
     """
 
     addr = "127.0.0.1"
@@ -156,9 +157,11 @@ class LocalLauncher:
         ended: Callable[[int, int, str], None],
         ahead: AgentAhead | None = None,
         gpus: Sequence[str] = (),
+        nonce: str = "",
     ) -> None:
         self._command = command
         self._gpus = gpus
+        self._nonce = nonce
         self._ended = ended
         self._ahead = ahead
         self._wanted: dict[int, int] = {}  # incarnation by node
@@ -237,7 +240,7 @@ class LocalLauncher:
             if late:
                 from resilient.agent import memory  # a driver seldom needs it
 
-                memory.clear_up(memory.region_directory(self._command.run_dir, node))
+                memory.clear_up(memory.region_directory(self._command.run_dir, node, nonce=self._nonce))
         for task in (*self._watchers, *waits):
             task.cancel()
 

@@ -149,6 +149,7 @@ def play(
             Display("none", 10, console=Console(file=io.StringIO())),
             str,
             identity="x",
+            nonce="x",
             allocation=None,
             chain=None,
             settings=DiskSettings(run_dir=str(run_dir), token=lease.owner.token, lock_fd=lease.lock_fd),
