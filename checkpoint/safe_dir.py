@@ -112,15 +112,33 @@ def new(parent: Path, prefix: str) -> Path:
 
 
 def find(parent: Path, prefix: str) -> list[Path]:
-    """Directories of this user alone that `new` has named, and one of the prefix alone as earlier versions made it; by name."""
-    found = []
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(parent) as entries:
-        for entry in entries:
-            rest = entry.name.removeprefix(prefix)
-            fits = entry.name == prefix or (rest != entry.name and rest[:1] == "-" and _RANDOM.fullmatch(rest[1:]))
-            if fits and is_private(Path(entry.path)):
-                found.append(Path(entry.path))
-    return sorted(found)
+    """Directories of this user alone that `new` has named, and one of the prefix alone as earlier versions made it; by name.
+
+    In a directory of somebody else's that may not be read there is none. Raises OSError.
+    """
+    try:
+        with os.scandir(parent) as entries:
+            found = [Path(entry.path) for entry in entries if _is_named(entry.name, prefix)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        if _is_ours(parent):
+            raise
+        return []
+    return sorted(filter(is_private, found))
+
+
+def _is_named(name: str, prefix: str) -> bool:
+    rest = name.removeprefix(prefix)
+    return name == prefix or (rest != name and rest[:1] == "-" and _RANDOM.fullmatch(rest[1:]) is not None)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this user owns it; where that cannot be told, it lies behind what is somebody else's."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def is_private(path: Path) -> bool:

@@ -36,8 +36,9 @@ def new_directory(run_dir: Path, identity: str, root: Path) -> Path:
 def directories_of(run_dir: Path, identity: str, root: Path) -> list[Path]:
     """Where earlier drivers of this user have left spill files of a campaign; those of one that was begun anew are another's."""
     before = root / f"resilient-{os.getuid()}"  # where they were as long as RAM was no tier of its own
+    places = (root, before) if safe_dir.is_private(before) else (root,)  # everybody may make a directory of that name
     prefixes = (_prefix(run_dir, identity), _prefix(run_dir, ""))  # the last one of earlier versions, by the run directory alone
-    return [path for place in (root, before) for prefix in prefixes for path in safe_dir.find(place, prefix)]
+    return [path for place in places for prefix in prefixes for path in safe_dir.find(place, prefix)]
 
 
 def _prefix(run_dir: Path, identity: str) -> str:

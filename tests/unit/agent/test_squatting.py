@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stranger import needs_root, shared_place, stranger
+from stranger import UID, needs_root, shared_place, stranger, stranger_for_a_while
 
 from resilient import storage
 from resilient.agent import memory
@@ -104,3 +104,14 @@ def test_what_a_driver_has_spilled_is_found_and_what_a_stranger_has_put_there_is
     mine = spill_file.new_directory(tmp_path / "run", "0123456789ab", shared)
     mine.mkdir(mode=0o700)
     assert spill_file.directories_of(tmp_path / "run", "0123456789ab", shared) == [mine]
+
+
+def test_a_directory_that_may_not_be_read_in_the_place_of_spill_files_keeps_nobody_from_starting(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: UID)
+    (shared / f"resilient-{UID}").mkdir(mode=0o700)  # where an earlier version had them, and here root's
+    (shared / "of-${USER}").mkdir(mode=0o700)  # as a tier of this name is made
+    with stranger_for_a_while():
+        assert spill_file.directories_of(Path("/run-of-a-stranger"), "0123456789ab", shared) == []
+        assert spill_file.directories_of(Path("/run-of-a-stranger"), "0123456789ab", shared / "of-${USER}") == []
