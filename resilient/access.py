@@ -6,15 +6,20 @@ driver gives the directory its mode; agents on other nodes go by that mode, so t
 Owns modes, and the list of a run directory's control files.
 """
 
+import logging
 import os
+import re
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from checkpoint.ownership import first_not_obeyed
 from resilient import ledger
 from resilient.exits import EnvironmentUnusable
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["private", "group"]
 
@@ -34,6 +39,12 @@ CONTROL = (
 )
 """Files of a run directory that say what is run, written or removed."""
 
+_FILES = (
+    r"(events|metrics|chain|evaluations)\.jsonl.*|driver\.log.*|(model|config)\.yaml|attention\.json|diagnosis\.md|report\.html"
+)
+_DIRECTORIES = "logs|incidents|profile|tensorboard|sinks|checkpoints|data"
+_GOES_ON = re.compile("|".join((*map(re.escape, CONTROL), _FILES, _DIRECTORIES)))  # in a run directory; the rest is the user's own
+
 READ = (*CONTROL, ledger.EVENTS, ledger.METRICS)
 """Files of a run directory that commands open."""
 
@@ -52,11 +63,39 @@ def restrict_as(run_dir: Path) -> None:
     restrict("group" if readable else "private")
 
 
-def close_to_others(run_dir: Path, mode: Mode) -> None:
-    """Give a run directory that is there, and this user's, its mode. Raises OSError."""
+def close_to_others(run_dir: Path, mode: Mode, elsewhere: Sequence[Path] = ()) -> None:
+    """Give a run directory that is there, and this user's, its mode. Raises OSError.
+
+    Where that opens a private one to its group, so is what a campaign goes on with. What lies deeper stays as it is: there may be
+    hundreds of thousands of files.
+
+    Args:
+        elsewhere: what is not in the run directory, such as the durable tier.
+    """
     found = run_dir.stat()
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o777 != MODES[mode]:
-        run_dir.chmod(MODES[mode])
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o777 == MODES[mode]:
+        return
+    if mode == "group" and not found.st_mode & stat.S_IRGRP:  # before the directory, so that what is cut short is done again
+        places = [path for path in run_dir.iterdir() if _GOES_ON.fullmatch(path.name)]
+        opened = [_open_to_group(path) for path in (*places, *elsewhere)]
+        if any(opened):
+            log.warning("logs, checkpoints and data that are there stay closed to the group: chmod -R g+rX %s opens them", run_dir)
+    run_dir.chmod(stat.S_IMODE(found.st_mode) & 0o7000 | MODES[mode])  # setgid gives files the group of a project
+
+
+def _open_to_group(path: Path) -> bool:
+    """Let the group do what this user may, but for writing; whether that changes anything.
+
+    A link, what is another user's and what cannot be changed stays as it is.
+    """
+    with suppress(OSError):
+        found = path.lstat()
+        mode = stat.S_IMODE(found.st_mode)
+        opened = mode | (mode & (stat.S_IRUSR | stat.S_IXUSR)) >> 3
+        if opened != mode and found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode):
+            path.chmod(opened)
+            return True
+    return False
 
 
 def must_be_ours(config_file: Path | None, run_dir: Path, mode: Mode) -> None:

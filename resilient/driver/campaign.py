@@ -65,7 +65,7 @@ def run_campaign(
     durable = config.checkpoint.tiers[-1].path
     with _must_be_writable(config.run_dir):
         (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        access.close_to_others(config.run_dir, config.run_dir_mode)
+        access.close_to_others(config.run_dir, config.run_dir_mode, (durable, durable / storage.IDENTITY))
         past = Reader(config.run_dir)
         before = past.read()  # before the lease, which has to be renewed: where nothing was kept it takes its time
         lease = RunLease(config.run_dir)

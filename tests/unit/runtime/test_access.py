@@ -83,6 +83,46 @@ def test_a_run_directory_that_was_open_to_all_is_closed(tmp_path: Path) -> None:
     assert mode(tmp_path / "run") == 0o700
 
 
+@pytest.mark.parametrize(("kind", "wanted"), [("private", 0o2700), ("group", 0o2750)])
+def test_a_run_directory_keeps_the_bit_by_which_files_have_the_projects_group(
+    tmp_path: Path, kind: access.Mode, wanted: int
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o2770)
+    access.close_to_others(tmp_path / "run", kind)
+    assert mode(tmp_path / "run") == wanted
+
+
+def test_a_campaign_that_was_private_opens_to_its_group_what_goes_on(
+    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directories = [
+        run_dir / "logs",
+        run_dir / "data",
+        run_dir / "logs/g1",
+        run_dir / "checkpoints/step-00000001",
+        tmp_path / "tier",
+    ]
+    for path in directories:
+        path.mkdir(mode=0o700)
+    ledger = [run_dir / "events.jsonl", run_dir / "metrics.jsonl.1", run_dir / "driver.log", tmp_path / "tier/.identity"]
+    elsewhere = [tmp_path / "tier", tmp_path / "tier/.identity"]
+    others = [run_dir / "notes.txt", run_dir / "logs/g1/rank0.log", tmp_path / "outside"]
+    for path in (*ledger, *others):
+        path.touch(mode=0o600)
+    (run_dir / "driver.log.1").symlink_to(tmp_path / "outside")
+    access.close_to_others(run_dir, "private", elsewhere)
+    assert mode(run_dir / "events.jsonl") == 0o600 and not caplog.records
+    access.close_to_others(run_dir, "group", elsewhere)
+    opened = [run_dir, run_dir / "logs", run_dir / "data", run_dir / "checkpoints", tmp_path / "tier"]
+    assert {mode(path) for path in opened} == {0o750}
+    assert {mode(path) for path in (*ledger, run_dir / "chain.jsonl", run_dir / "storage.json")} == {0o640}
+    assert {mode(path) for path in others} == {0o600} and mode(run_dir / "logs/g1") == 0o700
+    assert [f"chmod -R g+rX {run_dir}" in record.getMessage() for record in caplog.records] == [True]
+    access.close_to_others(run_dir, "group", elsewhere)
+    assert len(caplog.records) == 1, "it is done once"
+
+
 # -- whose files are obeyed --------------------------------------------------------------------------------------------------
 
 
