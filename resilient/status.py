@@ -160,7 +160,7 @@ def inspect(run_dir: Path, reader: Reader | None = None) -> Summary:
         summary.unwritten = _unwritten(run_dir, here=DRIVER in pids)
     if chain is not None:
         summary.name = summary.name or chain.name
-        add_chain(summary, list(whole(ledger.read(run_dir / CHAIN))), asyncio.run(chain.inspect()), now)
+        add_chain(summary, list(whole(ledger.read(run_dir / CHAIN))), asyncio.run(chain.inspect(run_dir.stat().st_uid)), now)
     return summary
 
 

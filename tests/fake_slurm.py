@@ -4,7 +4,7 @@
 PreemptMode of the cluster, of its partitions and of its QOS; as long as `STATE/deaf` names a number above
 nought, calls fail with the words in `STATE/complaint` and count it down; where `STATE/lossy` exists, sbatch submits, removes it,
 and fails all the same; where `STATE/few` exists, no job is to be had that excludes a node, and one that waits and is told to do so
-never begins.
+never begins; where `STATE/private` exists, squeue shows nobody the jobs of others, as `PrivateData=jobs` has it.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             name = next(line.partition("=")[2] for line in script.splitlines() if line.startswith("#SBATCH --job-name="))
             name = os.environ.get("SBATCH_JOB_NAME", name)  # wins over the script
             number = str(100 + len(queue))
-            job = {"id": number, "name": name, "state": "PENDING", "end": "N/A", "script": arguments[-1]}
+            job = {"id": number, "name": name, "state": "PENDING", "end": "N/A", "script": arguments[-1], "user": os.getuid()}
             without = option(arguments, "--exclude")
             if without and (STATE / "few").exists():
                 said = "allocation failure" if "--test-only" in arguments else "sbatch: error: Batch job submission failed"
@@ -51,6 +51,9 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
         case "squeue":
             wanted, name = option(arguments, "--jobs"), option(arguments, "--name")
             found = [job for job in queue if job["id"] == wanted or job["name"] == name]
+            users = option(arguments, "--user").split(",") if "--me" not in arguments else [str(os.getuid())]
+            found = [job for job in found if users == [""] or str(job.get("user", os.getuid())) in users]
+            found = [job for job in found if not (STATE / "private").exists() or job.get("user", os.getuid()) == os.getuid()]
             if wanted and not found:
                 sys.exit("slurm_load_jobs error: Invalid job id specified")
             if option(arguments, "--format") == "%N":

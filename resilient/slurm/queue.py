@@ -230,10 +230,10 @@ async def nodes(job_id: str, *, timeout_s: float = ASK_S) -> set[str]:
         raise SlurmSilent(str(error)) from error
 
 
-async def jobs(name: str) -> list[QueuedJob]:
-    """This user's jobs of a name that wait or run, oldest first. Raises SlurmSilent."""
-    command = ["squeue", "--noheader", "--me", "--name", name, "--Format", FIELDS]
-    return parse_queue(await _call(command))
+async def jobs(name: str, also_of: int | None = None) -> list[QueuedJob]:
+    """This user's jobs of a name that wait or run, oldest first. Raises SlurmSilent. Args: also_of: another user, by number."""
+    whose = ["--me"] if also_of is None else ["--user", f"{also_of},{os.geteuid()}"]
+    return parse_queue(await _call(["squeue", "--noheader", *whose, "--name", name, "--Format", FIELDS]))
 
 
 async def allotted(job_id: str, *, timeout_s: float = ASK_S) -> AllottedJob | None:

@@ -240,10 +240,12 @@ class Succession:
         """Values that the job script gives for an option."""
         return in_script((self.run_dir / SCRIPT).read_text(errors="replace")).get(option, [])
 
-    async def inspect(self) -> list[QueuedJob] | None:
-        """The jobs that wait or run; None if Slurm does not say."""
+    async def inspect(self, owner: int | None = None) -> list[QueuedJob] | None:
+        """The jobs that wait or run; None if Slurm does not say, or may hide another owner's. Args: owner: None: this user."""
+        also_of = None if owner == os.geteuid() else owner
         with contextlib.suppress(SlurmSilent):
-            return await queue.jobs(self.name)
+            found = await queue.jobs(self.name, also_of)
+            return found if found or also_of is None else None
         return None
 
     async def stop(self) -> list[QueuedJob]:

@@ -33,7 +33,7 @@ def look(run_dir: Path, now: float) -> Seen:
     loss = last.get("loss")
     started, finished = _ends(run_dir / ledger.EVENTS)
     owner = holder(run_dir)
-    jobs = asyncio.run(succession.inspect()) if succession is not None else None
+    jobs = asyncio.run(succession.inspect(run_dir.stat().st_uid)) if succession is not None else None
     chain = succession.chain if succession is not None else None
     if chain is not None and chain.begun_t is not None and chain.begun_t > finished.get("t", 0.0):
         finished = {}  # somebody has submitted it again since

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from stranger import UID, needs_root
 from typer.testing import CliRunner
 
 from resilient import ledger
@@ -26,6 +27,7 @@ from resilient.driver.lease import RunLease
 from resilient.exits import EnvironmentUnusable, Exit, Watched
 from resilient.slurm.queue import QueuedJob
 from resilient.slurm.succession import Succession
+from resilient.status import inspect
 from resilient.watch import command as watching
 from resilient.watch import look as looking
 from resilient.watch.command import Look, Wanted, watch
@@ -220,6 +222,24 @@ def test_the_chain_is_asked_for(tmp_path: Path, slurm):
     slurm.deaf(0)
     asyncio.run(chain.stop())
     assert judged_one(run_dir, time.time(), None)[1].state == "stopped"
+
+
+@needs_root
+def test_the_chain_of_another_user_is_asked_for_as_his_and_is_not_called_dead_where_slurm_hides_it(going: Succession, slurm):
+    campaign(going.run_dir, time.time(), 75)
+    os.chown(going.run_dir, UID, UID)
+    slurm.set([{**job, "user": UID, "state": "PENDING"} for job in slurm.jobs()])
+    assert judged_one(going.run_dir, time.time(), None)[1].state == "waits"
+    assert not inspect(going.run_dir).unfollowed
+    (slurm.directory / "private").touch()
+    assert judged_one(going.run_dir, time.time(), None)[1].state == "unknown"
+    assert not inspect(going.run_dir).unfollowed
+    slurm.set([{**job, "user": os.getuid()} for job in slurm.jobs()])  # of a colleague, who looks, and may submit
+    assert judged_one(going.run_dir, time.time(), None)[1].state == "waits"
+    os.chown(going.run_dir, os.getuid(), -1)
+    slurm.set([])
+    assert judged_one(going.run_dir, time.time(), None)[1].state == "dead"
+    assert inspect(going.run_dir).unfollowed
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "reached"), (70, "gave up")])
