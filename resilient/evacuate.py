@@ -5,8 +5,10 @@ Owns the file: the lease of the driver that is asked, and the nodes by name. Ano
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -70,16 +72,48 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
     else:
         nodes += (node,)
     restrict_as(run_dir)
-    new = path.with_name(f"{FILE}.{os.getpid()}")
     try:
-        new.write_bytes(msgspec.json.encode(Request(owner.token, nodes, resumed)))
-        new.replace(path)
+        _write(run_dir, msgspec.json.encode(Request(owner.token, nodes, resumed)))
     except OSError as error:
         raise EnvironmentUnusable(f"cannot write {path}: {error.strerror}") from error
     if not known:
         what = f"take node {node} in again" if resume else f"leave node {node}"
         return f"{owner} is asked to {what}, and says so if it knows no node of that name"
     return f"{owner} takes node {node} in again" if resume else f"{owner} leaves node {node} at a step boundary, if it can"
+
+
+def _write(run_dir: Path, text: bytes) -> None:
+    """Make the file anew, at once or not at all. Raises OSError.
+
+    It is the run directory's owner's, whose driver reads it, also where root asks. Names are below the opened directory: its owner
+    may put links in their place.
+    """
+    directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    new = f"{FILE}.{secrets.token_hex(8)}"
+    try:
+        with open(_made(directory, new), "wb") as file:
+            file.write(text)
+        os.replace(new, FILE, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new, dir_fd=directory)
+        raise
+    finally:
+        os.close(directory)
+
+
+def _made(directory: int, name: str) -> int:
+    """A new file in a directory, of its owner and group where this is another user; what is there is not opened. Raises OSError."""
+    fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=directory)
+    owner = os.fstat(directory)
+    if owner.st_uid != os.geteuid():
+        try:
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+        except OSError:
+            os.close(fd)
+            os.unlink(name, dir_fd=directory)
+            raise
+    return fd
 
 
 def _must_have(run_dir: Path, node: str) -> bool:

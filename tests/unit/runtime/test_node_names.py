@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from stranger import UID, needs_root, shared_place, stranger_for_a_while
 
 from resilient import ledger
 from resilient.driver.lease import RunLease
-from resilient.evacuate import FILE, evacuate
+from resilient.evacuate import FILE, evacuate, requested
 from resilient.exits import EnvironmentUnusable
 from resilient.node_names import Nodes, meant, nodes_of
 
@@ -71,6 +72,39 @@ def test_of_a_name_that_a_spare_may_have_the_driver_says_whether_it_knows_it(tmp
             evacuate(tmp_path, "3", resume=False)
     finally:
         lease.close()
+
+
+@needs_root
+def test_what_root_asks_for_the_users_driver_reads_and_he_can_ask_again():
+    with shared_place() as shared:
+        run_dir = shared / "run"
+        run_dir.mkdir(mode=0o700)
+        lease = RunLease(run_dir)
+        try:
+            for path in (run_dir, *run_dir.iterdir()):
+                os.chown(path, UID, UID)
+            evacuate(run_dir, "0", resume=False)
+            with stranger_for_a_while():
+                assert requested(run_dir, lease.owner.token).nodes == ("0",)
+                evacuate(run_dir, "1", resume=False)
+            evacuate(run_dir, "2", resume=False)
+            assert requested(run_dir, lease.owner.token).nodes == ("0", "1", "2")
+            assert {(path.stat().st_uid, path.stat().st_gid) for path in run_dir.glob("evacuate*")} == {(UID, UID)}
+        finally:
+            lease.close()
+
+
+@needs_root
+def test_what_root_asks_is_written_nowhere_else_where_the_user_has_put_links(
+    run_dir: Path, tmp_path_factory: pytest.TempPathFactory
+):
+    target = tmp_path_factory.mktemp("of root") / "shadow"
+    target.write_text("root:x:")
+    for name in (FILE, f"{FILE}.{os.getpid()}"):
+        (run_dir / name).symlink_to(target)
+    evacuate(run_dir, "0", resume=False)
+    assert target.read_text() == "root:x:" and target.stat().st_uid == 0 and not (run_dir / FILE).is_symlink()
+    assert list(target.parent.iterdir()) == [target]
 
 
 def test_a_job_that_has_told_nothing_yet_is_asked(tmp_path: Path):
