@@ -1,18 +1,21 @@
 """`resilient evacuate`: which nodes the driver that runs is asked to leave: `evacuate.json` in the run directory.
 
-Owns the file: the lease of the driver that is asked, and the nodes by name. Another driver than this one does not go by it.
+Owns the file: the lease of the driver that is asked, and the nodes by name. Another driver than this one does not go by it. One
+command at a time adds to it, by `evacuate.lock`.
 """
 
+import fcntl
 import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from checkpoint.locks import flock
 from checkpoint.typed import built
 from resilient.access import restrict_as
 from resilient.driver.lease import PATIENCE_S, holder
@@ -23,6 +26,9 @@ from resilient.node_names import nodes_of
 log = logging.getLogger(__name__)
 
 FILE = "evacuate.json"
+LOCK = "evacuate.lock"
+LOCK_S = 10.0  # another command has it for a moment
+LOCK_POLL_S = 0.05
 LIMIT_BYTES = 1 << 20
 MALFORMED = (ValueError, RecursionError)
 
@@ -56,39 +62,68 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
             must_be_run_directory(run_dir)
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
     known = _must_have(run_dir, node)
-    path, before = run_dir / FILE, Request(owner.token)
-    try:
-        before = requested(run_dir, owner.token)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise EnvironmentUnusable(f"cannot read {path}: {error.strerror}") from error
-    except MALFORMED as error:
-        log.warning("%s is left out of account: %s", path, error)
-    nodes = tuple(each for each in before.nodes if each != node)
-    resumed = {each: t for each, t in before.resumed.items() if each != node}
-    if resume:
-        resumed[node] = time.time()
-    else:
-        nodes += (node,)
     restrict_as(run_dir)
     try:
-        _write(run_dir, msgspec.json.encode(Request(owner.token, nodes, resumed)))
+        with _alone(run_dir) as directory:
+            before = _before(run_dir, owner.token)
+            nodes = tuple(each for each in before.nodes if each != node)
+            resumed = {each: t for each, t in before.resumed.items() if each != node}
+            if resume:
+                resumed[node] = time.time()
+            else:
+                nodes += (node,)
+            _write(directory, msgspec.json.encode(Request(owner.token, nodes, resumed)))
     except OSError as error:
-        raise EnvironmentUnusable(f"cannot write {path}: {error.strerror}") from error
+        raise EnvironmentUnusable(f"cannot write {run_dir / FILE}: {error.strerror}") from error
     if not known:
         what = f"take node {node} in again" if resume else f"leave node {node}"
         return f"{owner} is asked to {what}, and says so if it knows no node of that name"
     return f"{owner} takes node {node} in again" if resume else f"{owner} leaves node {node} at a step boundary, if it can"
 
 
-def _write(run_dir: Path, text: bytes) -> None:
-    """Make the file anew, at once or not at all. Raises OSError.
+@contextmanager
+def _alone(run_dir: Path) -> Iterator[int]:
+    """The run directory's descriptor; nobody else asks anything there meanwhile. Names are below it: its owner may put links in
+    their place.
 
-    It is the run directory's owner's, whose driver reads it, also where root asks. Names are below the opened directory: its owner
-    may put links in their place.
+    Raises OSError, EnvironmentUnusable.
     """
-    directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path, until = run_dir / LOCK, time.monotonic() + LOCK_S
+    with ExitStack() as opened:
+        directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, directory)
+        try:
+            lock = _made(directory, LOCK)
+        except FileExistsError:
+            lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        opened.callback(os.close, lock)
+        while True:
+            try:
+                flock(lock, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise EnvironmentUnusable(f"another command has held {path} for {LOCK_S:g} s: call again") from None
+                time.sleep(LOCK_POLL_S)
+        yield directory
+
+
+def _before(run_dir: Path, token: str) -> Request:
+    """What the driver with this lease was asked before. Raises EnvironmentUnusable."""
+    path = run_dir / FILE
+    try:
+        return requested(run_dir, token)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot read {path}: {error.strerror}") from error
+    except MALFORMED as error:
+        log.warning("%s is left out of account: %s", path, error)
+    return Request(token)
+
+
+def _write(directory: int, text: bytes) -> None:
+    """Make the file in an opened run directory anew, at once or not at all. Raises OSError."""
     new = f"{FILE}.{secrets.token_hex(8)}"
     try:
         with open(_made(directory, new), "wb") as file:
@@ -98,12 +133,13 @@ def _write(run_dir: Path, text: bytes) -> None:
         with suppress(OSError):
             os.unlink(new, dir_fd=directory)
         raise
-    finally:
-        os.close(directory)
 
 
 def _made(directory: int, name: str) -> int:
-    """A new file in a directory, of its owner and group where this is another user; what is there is not opened. Raises OSError."""
+    """A new file in a directory; what is there is not opened. Raises OSError.
+
+    It is of the directory's owner, whose driver reads it, also where root asks.
+    """
     fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=directory)
     owner = os.fstat(directory)
     if owner.st_uid != os.geteuid():

@@ -1,16 +1,21 @@
 """Which names `resilient evacuate` takes for a node, and what it says of the others."""
 
+import fcntl
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 from stranger import UID, needs_root, shared_place, stranger_for_a_while
 
+from resilient import evacuate as evacuation
 from resilient import ledger
-from resilient.driver.lease import RunLease
-from resilient.evacuate import FILE, evacuate, requested
+from resilient.driver.lease import RunLease, holder
+from resilient.evacuate import FILE, LOCK, Request, evacuate, requested
 from resilient.exits import EnvironmentUnusable
 from resilient.node_names import Nodes, meant, nodes_of
 
@@ -102,9 +107,39 @@ def test_what_root_asks_is_written_nowhere_else_where_the_user_has_put_links(
     target.write_text("root:x:")
     for name in (FILE, f"{FILE}.{os.getpid()}"):
         (run_dir / name).symlink_to(target)
+    (run_dir / LOCK).symlink_to(target.with_name("new"))
+    with pytest.raises(EnvironmentUnusable, match="cannot write"):
+        evacuate(run_dir, "0", resume=False)
+    (run_dir / LOCK).unlink()
     evacuate(run_dir, "0", resume=False)
     assert target.read_text() == "root:x:" and target.stat().st_uid == 0 and not (run_dir / FILE).is_symlink()
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_two_that_ask_at_once_are_both_heard(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    both = threading.Barrier(2)
+
+    def late(directory: Path, token: str) -> Request:
+        try:
+            return requested(directory, token)
+        finally:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(1.0)  # the other one has read, too, where it may
+
+    monkeypatch.setattr(evacuation, "requested", late)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda node: evacuate(run_dir, node, resume=False), ["0", "1"]))
+    owner = holder(run_dir)
+    assert owner is not None and sorted(requested(run_dir, owner.token).nodes) == ["0", "1"]
+
+
+def test_one_that_asks_does_not_wait_for_another_without_end(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evacuation, "LOCK_S", 0.1)
+    with (run_dir / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(EnvironmentUnusable, match=r"has held .*evacuate\.lock for .*: call again"):
+            evacuate(run_dir, "0", resume=False)
+    evacuate(run_dir, "0", resume=False)
 
 
 def test_a_job_that_has_told_nothing_yet_is_asked(tmp_path: Path):
