@@ -105,6 +105,49 @@ def test_steps_that_nobody_is_told_of_are_not_waited_for_by_a_hook(attempts: Att
     attempts.held(AT)
 
 
+def test_a_graph_that_is_replayed_after_an_eager_step_waits_for_the_copies(
+    attempts: Attempts, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+):
+    script, held = Script("sgd"), list[int]()
+
+    def replay(graph: object) -> None:
+        """A step that was recorded changes weights without a word, as CUDA does."""
+        held.append(gpu.not_held())
+        for each in script.model.parameters():
+            each.data.sub_(0.01)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay)
+    attempts.begin()
+
+    def step() -> None:
+        """The last batch before the snapshot is shorter than the others."""
+        if 1 < len(script.losses) < AT - 1 or len(script.losses) == AT:
+            torch.cuda.CUDAGraph.replay(object())  # type: ignore[arg-type]  # of torch without CUDA there are none
+            script.losses.append(0.0)
+        else:
+            script.step()
+
+    assert to_the_snapshot(script, gpu, step), "they are copied late"
+    assert held == [0] * (AT - 3 + 1)
+    attempts.held(AT)
+
+
+def test_weights_that_changed_once_in_a_step_of_no_optimizer_are_not_copied_late_any_more(attempts: Attempts, gpu: Gpu):
+    attempts.begin()
+    script = Script("sgd")
+
+    def step() -> None:
+        if len(script.losses) == 2:
+            with torch.no_grad():
+                script.model[0][0].weight.mul_(0.5)
+            script.losses.append(0.0)
+        else:
+            script.step()
+
+    assert to_the_snapshot(script, gpu, step) == 0
+    attempts.held(AT)
+
+
 FP32 = {"precision": "fp32", "grad_dtype": "fp32"}
 
 
