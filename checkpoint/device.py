@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from checkpoint import recordings
 from checkpoint.rounds import STAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ class Device(Protocol):
     def register(self, address: int, size_bytes: int) -> bool:
         """Page-lock whole pages of this process, so that the GPU copies to and from them by itself; whether that was granted.
 
-        Once refused, it is refused for good: each further try would cost as much, and copies only take longer without it.
+        Once refused, it is refused for good: each further try would cost as much, and copies only take longer without it. That a
+        graph was recorded meanwhile is no refusal.
         """
 
     def unregister(self, address: int) -> None:
@@ -58,6 +60,9 @@ class Device(Protocol):
 
     def recording(self) -> bool:
         """Whether what it is asked now is recorded, to be replayed later; all that it was asked before has been done."""
+
+    def beside_recordings(self) -> None:
+        """Calls of this thread neither fail nor spoil what another one records from now on: they are no part of a graph."""
 
     def wait(self, mark: object) -> None:
         """Until the GPU has passed a mark, without using a core; any thread may. Raises RuntimeError where the GPU has failed."""
@@ -95,8 +100,11 @@ class Cuda:
             status = int(torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0))  # type: ignore[no-untyped-call]
         if status == 0:
             return True
-        self._refused = True
-        log.warning("memory of snapshots cannot be page-locked (CUDA error %d, see ulimit -l): copies take longer", status)
+        if status == recordings.FORBIDDEN:
+            log.warning("memory of snapshots was not page-locked, as a CUDA graph was recorded: copies to that buffer take longer")
+        else:
+            self._refused = True
+            log.warning("memory of snapshots cannot be page-locked (CUDA error %d, see ulimit -l): copies take longer", status)
         forget_error(self._device)
         return False
 
@@ -148,6 +156,9 @@ class Cuda:
 
     def recording(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
+
+    def beside_recordings(self) -> None:
+        recordings.work_beside()
 
     def wait(self, mark: object) -> None:
         assert isinstance(mark, torch.cuda.Event)
@@ -241,6 +252,8 @@ class StandIn:
         self.moving = threading.Event()
         self.moving.set()
         self.fails = self.records = False
+        self._thread = threading.local()  # `beside`: it may do what spoils a recording
+        self._allocated = False
         self._stage = torch.full((stage_bytes,), 0xA5, dtype=torch.uint8)
         self.crossings = 0
         self.held_back_s = 0.0  # what `held_s` will tell
@@ -252,6 +265,7 @@ class StandIn:
         if self._refused:
             return False
         self.tries += 1
+        self._spoils("page-locked")
         if address % 4096 or size_bytes % 4096 or not size_bytes:
             raise OrderOfUseError(f"{size_bytes} bytes at {address:#x} are not whole pages")
         if self._owns is not None and not self._owns(address, size_bytes):
@@ -288,7 +302,14 @@ class StandIn:
         self.copy(targets, sources)
 
     def stage(self) -> torch.Tensor:
+        if not self._allocated:
+            self._spoils("allocated")
+            self._allocated = True
         return self._stage
+
+    def _spoils(self, what: str) -> None:
+        if self.records and not getattr(self._thread, "beside", False):
+            raise OrderOfUseError(f"memory is {what} while a graph is recorded, which CUDA gives up then")
 
     def _staged(self, data: torch.Tensor) -> bool:
         return _meet(data.data_ptr(), _spans(data), self._stage.data_ptr(), self._stage.nbytes)
@@ -305,6 +326,9 @@ class StandIn:
 
     def recording(self) -> bool:
         return self.records
+
+    def beside_recordings(self) -> None:
+        self._thread.beside = True
 
     def wait(self, mark: object) -> None:
         self.moving.wait()

@@ -56,6 +56,7 @@ class Arrivals:
         self._thread.join()
 
     def _run(self) -> None:
+        self._device.beside_recordings()
         while (given := self._given.get()) is not None:
             mark, say = given
             try:

@@ -88,12 +88,16 @@ class MappedBuffer:
         self.size_bytes = 0
         self._device = device
         self._registered: list[int] = []
-        for write_plan in write_plans:
-            for shard, slot, count in write_plan.chunk_runs:
-                direct.populate(self._area(shard), shard.array.offset(slot), count * shard.array.slot_bytes)
-        if device is not None:  # now, and not while training waits for the first snapshot
-            self._register(device)
-            device.stage()
+        try:
+            for write_plan in write_plans:
+                for shard, slot, count in write_plan.chunk_runs:
+                    direct.populate(self._area(shard), shard.array.offset(slot), count * shard.array.slot_bytes)
+            if device is not None:  # now, and not while training waits for the first snapshot
+                self._register(device)
+                device.stage()
+        except (OSError, RuntimeError):
+            self.close()  # or pages would stay locked where others are mapped later
+            raise
 
     def _area(self, shard: Shard) -> mmap.mmap:
         area = self._maps.get(shard.path)

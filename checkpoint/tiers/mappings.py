@@ -54,15 +54,20 @@ class Mappings:
             for path in sorted(self._root.glob(f"{PREFIX}*")):
                 if layout_of(path) == layout:  # others hold what workers of another layout have left
                     self.buffer(index_of(path))
-        except OSError as error:  # somebody has deleted one, which the next snapshot finds out for itself
+        except (OSError, RuntimeError) as error:  # deleted, or the GPU refuses: the next snapshot finds that out for itself
             log.warning("a buffer for snapshots could not be mapped: %s", error)
             return False
         return True
 
     def start_mapping_all(self, leased: Callable[[], int | None]) -> None:
         """The same in a thread; see `done_within`."""
-        self._ahead = threading.Thread(target=self.map_all, args=(leased,), name="snapshot-buffers", daemon=True)
+        self._ahead = threading.Thread(target=self._map_beside, args=(leased,), name="snapshot-buffers", daemon=True)
         self._ahead.start()
+
+    def _map_beside(self, leased: Callable[[], int | None]) -> None:
+        if self._device is not None:
+            self._device.beside_recordings()  # training may record a graph meanwhile
+        self.map_all(leased)
 
     def done_within(self, wait_s: float) -> bool:
         """Whether nothing is being mapped (any more), so that a buffer may be used."""

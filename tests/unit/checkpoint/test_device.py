@@ -1,9 +1,10 @@
 """Snapshots from a GPU: what is page-locked, and in which order the GPU is used. A stand-in checks it on tensors of the CPU."""
 
+import ctypes
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +215,35 @@ def test_registrations_that_cuda_would_refuse_are_errors():
         gpu.register((1 << 20) + 4096, 4096)
     with pytest.raises(OrderOfUseError, match="nothing is registered"):
         gpu.unregister(4096)
+
+
+def test_a_registration_while_a_graph_is_recorded_is_no_refusal_for_good(monkeypatch: pytest.MonkeyPatch):
+    statuses = [900, 0]
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: statuses.pop(0))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(device_module, "forget_error", lambda device: None)
+    gpu = Cuda(torch.device("cuda", 0))
+    assert not gpu.register(4096, 4096)
+    assert gpu.register(4096, 4096)
+
+
+def test_a_thread_beside_recordings_is_declared_relaxed_to_the_driver(monkeypatch: pytest.MonkeyPatch):
+    modes: list[int] = []
+
+    def exchange(mode: Any) -> int:
+        modes.append(mode._obj.value)
+        return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange))
+    Cuda(torch.device("cuda", 0)).beside_recordings()
+    assert modes == [2], "CU_STREAM_CAPTURE_MODE_RELAXED"
+
+    def nothing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", nothing)
+    Cuda(torch.device("cuda", 0)).beside_recordings()
 
 
 def test_an_error_of_a_registration_is_not_left_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch):

@@ -134,6 +134,43 @@ def test_a_run_that_ends_while_buffers_are_mapped_leaves_nothing_locked(base: Pa
 
 
 @pytest.mark.usefixtures("large")
+def test_a_graph_that_is_recorded_while_buffers_are_mapped_is_not_spoiled(base: Path):
+    gpu = SlowToLock()
+    with trained(base, gpu) as training:
+        gpu.records = True
+        training.compute()
+        gpu.locking.set()
+        while training.snapshots._mappings is not None and not training.snapshots._mappings.done_within(PATIENCE_S):
+            pass
+        assert len(gpu.registered) == gpu.tries > 0, "locked all the same"
+        gpu.records = False
+        assert training.snapshot(wait_s=PATIENCE_S)
+        assert training.sealed() == 1
+
+
+class FailsOnce(StandIn):
+    """A GPU that refuses to allocate memory once, after pages have been locked."""
+
+    failed = False
+
+    def stage(self) -> torch.Tensor:
+        if not self.failed:
+            self.failed = True
+            raise torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
+        return super().stage()
+
+
+@pytest.mark.usefixtures("large")
+def test_a_buffer_that_a_gpu_refuses_to_have_mapped_is_given_back_and_mapped_by_the_next_snapshot(base: Path):
+    gpu = FailsOnce()
+    with trained(base, gpu) as training:
+        training.compute()
+        assert training.snapshot(wait_s=PATIENCE_S)
+        assert training.sealed() == 1
+    assert gpu.tries > 1 and not gpu.locked
+
+
+@pytest.mark.usefixtures("large")
 def test_a_buffer_that_is_gone_before_it_is_mapped_is_mapped_by_the_next_snapshot(base: Path, monkeypatch: pytest.MonkeyPatch):
     def gone(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
