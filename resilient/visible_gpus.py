@@ -23,6 +23,17 @@ def visible(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev"
     return tuple(takewhile(lambda name: name not in ("", "-1"), (entry.strip() for entry in chosen.split(","))))
 
 
+def without(devices: Sequence[int], procs: int) -> str | None:
+    """CUDA_VISIBLE_DEVICES of ranks that compute on these devices of a node's `procs`; None where none is left out.
+
+    A rank's number is then that among the others.
+    """
+    if tuple(devices) == tuple(range(procs)):
+        return None
+    names = visible()
+    return ",".join(names[device] for device in devices if device < len(names))
+
+
 def slices(names: Sequence[str], agents: int, procs: int) -> tuple[str, ...]:
     """CUDA_VISIBLE_DEVICES of each agent of one machine, spares included; empty where one agent has them all.
 

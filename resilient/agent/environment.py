@@ -69,11 +69,9 @@ def environment_of(
 
 
 def _without_the_dead(start: Start, settings: AgentSettings) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES of ranks where devices of the node are left out: a rank's number is then that among the others."""
-    if settings.device != "cuda" or start.devices == tuple(range(settings.procs)):
-        return {}
-    names = visible_gpus.visible()
-    return {visible_gpus.VARIABLE: ",".join(names[device] for device in start.devices)}
+    """CUDA_VISIBLE_DEVICES of ranks where devices of the node are left out."""
+    names = visible_gpus.without(start.devices, settings.procs) if settings.device == "cuda" else None
+    return {} if names is None else {visible_gpus.VARIABLE: names}
 
 
 def token_of(text: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from resilient import visible_gpus
 from resilient.agent.links import ports_of
 from resilient.agent.settings import AgentSettings
 from resilient.health.node import NodeSpec, tiers_of
@@ -40,8 +41,10 @@ def spec_of(
     """
     broken = {numbered(each, settings.gpus) for each in gpu_faults if each.unfit}
     used = range(settings.procs) if devices is None else devices
+    working = tuple(device for device in used if device not in broken)
     return NodeSpec(
-        devices=tuple(device for device in used if device not in broken),
+        devices=working,
+        visible=visible_gpus.without(working, settings.procs) if settings.device == "cuda" else None,
         world=settings.world,
         device=settings.device,
         addr=settings.addr,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.health.report import Finding
+from resilient.visible_gpus import VARIABLE
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ class Ranks:
         limit_s: of the all-reduce.
         numbers: in each all-reduce.
         devices: of the ranks, where they are not numbered as these are.
+        visible: CUDA_VISIBLE_DEVICES of the ranks, which count among these; None: as it is, with all that is there.
     """
 
     count: int
@@ -43,10 +45,15 @@ class Ranks:
     limit_s: float
     numbers: int = 1 << 16
     devices: tuple[int, ...] = ()
+    visible: str | None = None
 
     def device_of(self, rank: int) -> int:
         """The number of a rank's device."""
         return self.devices[rank] if self.devices else rank
+
+    def ordinal_of(self, rank: int) -> int:
+        """The number by which CUDA knows it."""
+        return self.device_of(rank) if self.visible is None else rank
 
 
 def names(rank: int) -> tuple[str, str]:
@@ -56,6 +63,8 @@ def names(rank: int) -> tuple[str, str]:
 
 def check(rank: int, ranks: Ranks) -> Iterator[Finding]:
     """Both checks of one rank, in a process of its own."""
+    if ranks.visible is not None:  # before CUDA is asked for anything: where a GPU is lost it may refuse all
+        os.environ[VARIABLE] = ranks.visible
     import torch
 
     torch.set_num_threads(1)
@@ -72,16 +81,16 @@ def matmul(rank: int, ranks: Ranks, multiply: "Callable[[torch.Tensor, torch.Ten
     import torch
 
     multiply = multiply or torch.matmul
-    number = ranks.device_of(rank)
+    number, ordinal = ranks.device_of(rank), ranks.ordinal_of(rank)
     name = names(number)[0]
     places: list[int | None]
     began = time.perf_counter()
     if ranks.device == "cuda":
-        if number >= torch.cuda.device_count():
+        if ordinal >= torch.cuda.device_count():
             text = f"torch sees {torch.cuda.device_count()} GPUs, and rank {number} needs one of its own; is the driver loaded?"
             return Finding(name, "fail", text)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        places, device, dtypes, size = [None] * LEAST_ROUNDS, f"cuda:{number}", [torch.float32, torch.bfloat16], ON_GPU
+        places, device, dtypes, size = [None] * LEAST_ROUNDS, f"cuda:{ordinal}", [torch.float32, torch.bfloat16], ON_GPU
     else:
         places, device, dtypes, size = list(_cores(rank, ranks.count)), "cpu", [torch.float32], ON_CPU
     rounds = 0
@@ -112,9 +121,9 @@ def all_reduce(rank: int, ranks: Ranks, reduce: "Callable[[torch.Tensor], object
     from torch import distributed
 
     reduce = reduce or distributed.all_reduce
-    backend, device = ("nccl", f"cuda:{ranks.device_of(rank)}") if ranks.device == "cuda" else ("gloo", "cpu")
+    backend, device = ("nccl", f"cuda:{ranks.ordinal_of(rank)}") if ranks.device == "cuda" else ("gloo", "cpu")
     if ranks.device == "cuda":
-        torch.cuda.set_device(ranks.device_of(rank))
+        torch.cuda.set_device(ranks.ordinal_of(rank))
     distributed.init_process_group(
         backend, init_method=f"file://{ranks.meeting}", rank=rank, world_size=ranks.count, timeout=timedelta(seconds=ranks.limit_s)
     )

@@ -7,6 +7,7 @@ a process of its own. Parsing and judging are pure.
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from resilient import visible_gpus
 from resilient.health.report import Finding, Verdict
 from resilient.lifeline import die_with_parent
 from resilient.recovery.xids import Xid, numbered
@@ -24,6 +26,7 @@ CHECK = "GPUs"
 MEMORY = "GPU memory"
 WAIT_SHARE = 0.8  # of a check's time is waited for memory, so that what is found is told
 FREED_POLL_S = 0.25
+ALL_S, ONE_S = 15.0, 5.0  # in which nvidia-smi answers, of all GPUs, which may be cold, and of one
 
 # What nvidia-smi is asked; drivers that do not know a name of the second list refuse the whole question.
 BASIC = ("index", "uuid", "name")
@@ -38,6 +41,7 @@ HEALTH = (
     "pcie.link.width.max",
 )
 NVLINKS = 18  # that a GPU has at most (NVML_NVLINK_MAX_LINKS)
+NO_PERMISSION, LOST = 4, 15  # NVML_ERROR_NO_PERMISSION, NVML_ERROR_GPU_IS_LOST; nvidia-smi ends with the same
 IN_USE_BYTES = 4 << 30  # more than the checks that run beside this one take
 
 
@@ -52,6 +56,7 @@ class Gpu:
         slowed: the hardware slows it down, for heat or power.
         pcie_width, pcie_width_max: lanes, as they are and as they can be.
         nvlinks: that are up.
+        lost: what the driver says where it cannot reach the GPU; empty where it can.
     """
 
     index: int
@@ -66,6 +71,7 @@ class Gpu:
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     nvlinks: int | None = None
+    lost: str = ""
 
 
 def check(needed: int, devices: Sequence[int] | None = None) -> Iterator[Finding]:
@@ -103,10 +109,26 @@ def _holders() -> dict[int, int] | None:
         return holders_by_nvml(importlib.import_module("pynvml"))
     if not shutil.which("nvidia-smi"):
         return None
+    status, said = _smi(["--query-compute-apps=pid,used_memory"], ALL_S)
+    return parse_holders(said) if status == 0 else None
+
+
+def _smi(question: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Status and answer of nvidia-smi, which is killed with this process, and where it hangs; nobody waits for the kernel then."""
+    command = ["nvidia-smi", *question, "--format=csv,noheader,nounits"]
     tied = partial(die_with_parent, os.getpid())
-    command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=tied)
-    return parse_holders(answer.stdout) if answer.returncode == 0 else None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=tied)  # noqa: PLW1509 - a check has no threads
+    try:
+        said, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        assert process.stdout is not None
+        process.stdout.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        return -signal.SIGKILL, f"no answer within {limit_s:g} s"
+    return process.returncode, said
 
 
 def parse_holders(text: str) -> dict[int, int]:
@@ -125,7 +147,7 @@ def holders_by_nvml(nvml: Any) -> dict[int, int] | None:
     try:
         nvml.nvmlInit()
         for index in range(nvml.nvmlDeviceGetCount()):
-            with suppress(nvml.NVMLError):  # a cgroup keeps that one from this process
+            with suppress(nvml.NVMLError):  # a cgroup keeps that one from this process, or it is lost
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                     found[each.pid] = found.get(each.pid, 0) + (each.usedGpuMemory or 0)
@@ -141,14 +163,34 @@ def read() -> list[Gpu] | None:
     return _by_command() if shutil.which("nvidia-smi") else None
 
 
+def installed() -> int:
+    """GPUs that have a device file, also where their driver cannot reach them."""
+    return len(visible_gpus.visible({}))
+
+
 def _by_command() -> list[Gpu]:
-    tied = partial(die_with_parent, os.getpid())  # this process may be killed while the command hangs
+    """All GPUs at once; where that fails, as by one that is lost, each by itself."""
+    found, status, why = _queried([], ALL_S)
+    if status == 0:
+        return found
+    answers = [_queried(["-i", str(index)], ONE_S) for index in range(installed())]
+    if not any(each for each, _, _ in answers):
+        raise RuntimeError(f"nvidia-smi ended with status {status}: {why}")
+    gpus: list[Gpu] = []
+    for index, (one, one_status, said) in enumerate(answers):
+        if one_status != NO_PERMISSION:
+            gpus += one or [Gpu(index, "", "", lost=said)]
+    return gpus
+
+
+def _queried(which: Sequence[str], limit_s: float) -> tuple[list[Gpu], int, str]:
+    """What nvidia-smi tells of GPUs, its status, and what it says where that is not 0."""
+    status, said = -1, ""
     for fields in ((*BASIC, *HEALTH), BASIC):
-        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=tied)
-        if answer.returncode == 0:
-            return parse(answer.stdout, fields)
-    raise RuntimeError(f"nvidia-smi ended with status {answer.returncode}: {(answer.stdout + answer.stderr).strip()[:300]}")
+        status, said = _smi([*which, f"--query-gpu={','.join(fields)}"], limit_s)
+        if status in (0, NO_PERMISSION, LOST, -signal.SIGKILL):
+            break
+    return parse(said, fields) if status == 0 else [], status, said.strip()[:300]
 
 
 def parse(text: str, fields: Sequence[str]) -> list[Gpu]:
@@ -193,59 +235,76 @@ def by_nvml(nvml: Any) -> list[Gpu]:
     except nvml.NVMLError as error:
         raise RuntimeError(f"NVML does not start: {error}") from error
 
+    found: list[Gpu] = []
+    for at in range(nvml.nvmlDeviceGetCount()):
+        try:
+            found.append(_told(nvml, len(found), nvml.nvmlDeviceGetHandleByIndex(at)))
+        except nvml.NVMLError as error:
+            # Those that a cgroup keeps from this process do not count for CUDA either; any other keeps its place.
+            if _value(error) != NO_PERMISSION:
+                found.append(Gpu(len(found), "", "", lost=str(error)))
+    return found
+
+
+def _value(error: Exception) -> int | None:
+    """NVML's number of an error."""
+    return getattr(error, "value", None)
+
+
+def _told(nvml: Any, index: int, gpu: Any) -> Gpu:
+    """What NVML tells of a GPU. Raises NVMLError where that is lost."""
+
     def ask(function: str, *arguments: Any) -> Any:
         """None where this GPU, or this driver, does not know."""
         try:
             return getattr(nvml, function)(*arguments)
-        except (nvml.NVMLError, AttributeError):
+        except AttributeError:
+            return None
+        except nvml.NVMLError as error:
+            if _value(error) == LOST:
+                raise
             return None
 
     def text(value: Any) -> str:
         return value.decode() if isinstance(value, bytes) else str(value or "")
 
-    found = []
-    # Those that a cgroup keeps from this process have no handle, and do not count for CUDA either.
-    handles = [each for at in range(nvml.nvmlDeviceGetCount()) if (each := ask("nvmlDeviceGetHandleByIndex", at)) is not None]
-    for index, gpu in enumerate(handles):
-        reasons, memory = ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
-        remapped, retired = ask("nvmlDeviceGetRemappedRows", gpu), ask("nvmlDeviceGetRetiredPagesPendingStatus", gpu)
-        states = [ask("nvmlDeviceGetNvLinkState", gpu, link) for link in range(NVLINKS)]
-        known = [state for state in states if state is not None]
-        slow = nvml.nvmlClocksThrottleReasonHwSlowdown
-        found.append(
-            Gpu(
-                index=index,
-                uuid=text(ask("nvmlDeviceGetUUID", gpu)),
-                name=text(ask("nvmlDeviceGetName", gpu)),
-                uncorrected=ask(
-                    "nvmlDeviceGetTotalEccErrors", gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-                ),
-                pending=None if remapped is None and retired is None else bool(retired) or bool(remapped and remapped[2]),
-                unmappable=None if remapped is None else bool(remapped[3]),
-                slowed=None if reasons is None else bool(reasons & slow),
-                celsius=ask("nvmlDeviceGetTemperature", gpu, nvml.NVML_TEMPERATURE_GPU),
-                used_bytes=None if memory is None else int(memory.used),
-                pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth", gpu),
-                pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth", gpu),
-                nvlinks=None if not known else states.count(1),
-            )
-        )
-    return found
+    reasons, memory = ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
+    remapped, retired = ask("nvmlDeviceGetRemappedRows", gpu), ask("nvmlDeviceGetRetiredPagesPendingStatus", gpu)
+    states = [ask("nvmlDeviceGetNvLinkState", gpu, link) for link in range(NVLINKS)]
+    known = [state for state in states if state is not None]
+    slow = nvml.nvmlClocksThrottleReasonHwSlowdown
+    return Gpu(
+        index=index,
+        uuid=text(ask("nvmlDeviceGetUUID", gpu)),
+        name=text(ask("nvmlDeviceGetName", gpu)),
+        uncorrected=ask("nvmlDeviceGetTotalEccErrors", gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
+        pending=None if remapped is None and retired is None else bool(retired) or bool(remapped and remapped[2]),
+        unmappable=None if remapped is None else bool(remapped[3]),
+        slowed=None if reasons is None else bool(reasons & slow),
+        celsius=ask("nvmlDeviceGetTemperature", gpu, nvml.NVML_TEMPERATURE_GPU),
+        used_bytes=None if memory is None else int(memory.used),
+        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth", gpu),
+        pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth", gpu),
+        nvlinks=None if not known else states.count(1),
+    )
 
 
 def visible(gpus: Sequence[Gpu], chosen: str | None) -> list[Gpu]:
     """Those that CUDA_VISIBLE_DEVICES lets a process see, by number or by the start of their UUID.
 
-    Of an instance of a GPU (MIG) the driver tells no health.
+    Of an instance of a GPU (MIG) the driver tells no health. A UUID that nobody has is that of a GPU that is lost, if one is.
     """
     if chosen is None:
         return list(gpus)
+    nameless = [gpu for gpu in gpus if gpu.lost]
     found: list[Gpu] = []
     for entry in (part.strip() for part in chosen.split(",")):
         if entry.startswith("MIG-"):
             found.append(Gpu(len(found), entry, "an instance of a GPU (MIG)"))
             continue
         hits = [gpu for gpu in gpus if (entry.isdigit() and int(entry) == gpu.index) or (entry and gpu.uuid.startswith(entry))]
+        if not hits and entry.startswith("GPU-") and nameless:
+            hits = [nameless.pop(0)]
         if len(hits) != 1:
             break  # CUDA ends the list at the first that is not there
         found += hits
@@ -270,9 +329,9 @@ def judge(gpus: Sequence[Gpu], needed: int, devices: Sequence[int] | None = None
         finding = _health(gpu) or _links(gpu, used)
         if finding is not None:
             yield replace(finding, device=number if finding.verdict == "fail" else None)
-    known = [gpu for gpu in gpus if gpu.uncorrected is not None]
-    about = "" if len(known) == len(gpus) else ", not all tell of memory errors"
-    yield Finding(CHECK, "ok", f"{len(gpus)} can be seen{about}: {gpus[0].name}" if gpus else "none is needed", measured)
+    here = [gpu for gpu in gpus if not gpu.lost]
+    about = "" if all(gpu.uncorrected is not None for gpu in here) else ", not all tell of memory errors"
+    yield Finding(CHECK, "ok", f"{len(here)} can be seen{about}: {here[0].name}" if here else "none is needed", measured)
 
 
 def judge_faults(faults: Sequence[Xid], gpus: Sequence[str] = ()) -> list[Finding]:
@@ -307,6 +366,8 @@ def _health(gpu: Gpu) -> Finding | None:
     def finding(verdict: Verdict, text: str, **measured: int) -> Finding:
         return Finding(f"GPU {gpu.index}", verdict, text, measured)
 
+    if gpu.lost:
+        return finding("fail", f"the driver cannot reach it ({gpu.lost}); reboot the node, or take it out of service")
     if gpu.uncorrected:
         errors = f"{gpu.uncorrected} uncorrected memory error{'s' * (gpu.uncorrected > 1)} (ECC) since the driver was loaded"
         return finding("fail", f"{errors}; reset the GPU, or take the node out of service", uncorrected=gpu.uncorrected)

@@ -32,6 +32,7 @@ class NodeSpec:
         gpu_faults: that the GPUs' driver has reported since the check before.
         gpus: of the local ranks, as addresses on the PCI bus.
         rdma_ports: InfiniBand and RoCE ports in use, which pin memory.
+        visible: CUDA_VISIBLE_DEVICES of the ranks; None: as it is.
     """
 
     devices: tuple[int, ...]
@@ -45,6 +46,7 @@ class NodeSpec:
     gpu_faults: tuple[Xid, ...] = ()
     stuck: tuple[int, ...] = ()
     gpus: tuple[str, ...] = ()
+    visible: str | None = None
 
 
 class NodeCheck:
@@ -61,7 +63,8 @@ class NodeCheck:
         self._meeting = spec.meeting
         self._meeting.unlink(missing_ok=True)
         in_ram = [tier for tier in spec.tiers if storage.lies_in_ram(tier.path)]
-        tasks = compute_tasks(len(spec.devices), spec.device, self._meeting, spec.limit_s, devices=spec.devices)
+        procs, limit_s = len(spec.devices), spec.limit_s
+        tasks = compute_tasks(procs, spec.device, self._meeting, limit_s, devices=spec.devices, visible=spec.visible)
         tasks += [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers if tier not in in_ram]
         if spec.device == "cuda":
             tasks.append(Task((gpus.CHECK,), gpus.check, (max(spec.devices, default=-1) + 1, spec.devices), spec.limit_s))
@@ -97,10 +100,16 @@ def settle(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def compute_tasks(
-    procs: int, device: str, meeting: Path, limit_s: float, numbers: int = 1 << 16, devices: tuple[int, ...] = ()
+    procs: int,
+    device: str,
+    meeting: Path,
+    limit_s: float,
+    numbers: int = 1 << 16,
+    devices: tuple[int, ...] = (),
+    visible: str | None = None,
 ) -> list[Task]:
     """A process for each rank, which together compute and add up."""
-    ranks = compute.Ranks(procs, device, meeting, limit_s, numbers, devices)
+    ranks = compute.Ranks(procs, device, meeting, limit_s, numbers, devices, visible)
     return [Task(compute.names(ranks.device_of(rank)), compute.check, (rank, ranks), limit_s) for rank in range(procs)]
 
 

@@ -1,5 +1,6 @@
 """Ranks of a node of which devices are left out: what they are told, and what is checked."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
 
 from resilient.agent import node_check
@@ -17,8 +19,11 @@ from resilient.agent.forkserver import ForkServer
 from resilient.agent.inspection import state_of
 from resilient.agent.settings import AgentSettings
 from resilient.agent.standby import Role, Standbys
+from resilient.health import compute
+from resilient.health.node import compute_tasks
 from resilient.protocol.messages import Start
 from resilient.recovery.xids import parse
+from resilient.visible_gpus import VARIABLE
 
 WHOLE = Start(2, 1, 2, "n0", 1, 1.0, 1.0, 1.0, world_size=8, first_rank=4, devices=(0, 1, 2, 3))
 LESS = Start(2, 1, 2, "n0", 1, 1.0, 1.0, 1.0, world_size=7, first_rank=4, devices=(0, 2, 3))
@@ -55,6 +60,24 @@ def test_what_is_checked_after_a_fault_are_the_devices_that_still_work(tmp_path:
     assert (spec.devices, spec.gpus) == ((0, 2, 3), GPUS)
     assert node_check.spec_of(settings(tmp_path), {"tiers": []}, tmp_path, (), (), LESS.devices).devices == (0, 2, 3)
     assert node_check.spec_of(settings(tmp_path), {"tiers": []}, tmp_path).devices == (0, 1, 2, 3)
+
+
+def test_the_check_computes_on_the_gpus_that_the_ranks_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(node_check, "ports_of", lambda *_, **__: ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    whole = node_check.spec_of(settings(tmp_path), {"tiers": []}, tmp_path)
+    less = node_check.spec_of(settings(tmp_path), {"tiers": []}, tmp_path, list(parse([BUS])), (), WHOLE.devices)
+    assert (whole.visible, less.visible) == (None, told(LESS, 0, settings(tmp_path))["CUDA_VISIBLE_DEVICES"])
+    one = torch.ones(1, 1)
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(compute, "_matrices", lambda size, device, dtype: asked.append((os.environ[VARIABLE], device)) or [one] * 3)
+    monkeypatch.setattr(compute, "_difference", lambda *_: "")
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    (*_, last) = compute_tasks(3, "cuda", tmp_path / "store", 30.0, devices=less.devices, visible=less.visible)
+    finding = next(iter(last.run(*last.args)))
+    assert asked[0] == ("4,6,7", "cuda:2")
+    assert (finding.check, finding.verdict) == ("matmul 3", "ok") and last.names == ("matmul 3", "all-reduce 3")
 
 
 MODULE = """

@@ -1,7 +1,9 @@
 """The health of GPUs: what nvidia-smi and NVML say, and how it is judged."""
 
 import os
+import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -70,7 +72,7 @@ def test_gpus_that_a_cgroup_keeps_away_do_not_count_and_instances_do():
 
     def handle(index: int) -> object:
         if index == 0:
-            raise NoSuchThing("Insufficient Permissions")
+            raise NoSuchThing("Insufficient Permissions", 4)
         return given()
 
     module.nvmlDeviceGetHandleByIndex = handle
@@ -79,6 +81,69 @@ def test_gpus_that_a_cgroup_keeps_away_do_not_count_and_instances_do():
     found = gpus.visible([whole], "MIG-11aa,MIG-22bb")
     assert [gpu.uuid for gpu in found] == ["MIG-11aa", "MIG-22bb"]
     assert [each.verdict for each in gpus.judge(found, needed=2)] == ["ok"]
+
+
+def one_lost(question: str) -> types.SimpleNamespace:
+    """Four GPUs, the second of which is off the bus, and answers this question, and those behind it, with that."""
+    module = nvml(nvmlDeviceGetCount=4)
+    module.nvmlDeviceGetHandleByIndex = str
+    given = getattr(module, question)
+
+    def answer(gpu: object, *more: object) -> object:
+        if gpu in (1, "1"):
+            raise NoSuchThing("GPU is lost", 15)
+        return given(gpu, *more)
+
+    setattr(module, question, answer)
+    return module
+
+
+@pytest.mark.parametrize("question", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
+@pytest.mark.parametrize("chosen", [None, "0,1,2,3"])
+def test_a_gpu_that_is_off_the_bus_keeps_its_place_and_costs_its_rank_alone(question: str, chosen: str | None):
+    found = gpus.visible(gpus.by_nvml(one_lost(question)), chosen)
+    assert [each.verdict for each in gpus.judge(found, 4, (0, 2, 3))] == ["ok"]
+    sick, _ = gpus.judge(found, 4)
+    assert (sick.verdict, sick.check, sick.device) == ("fail", "GPU 1", 1) and "GPU is lost" in sick.text
+
+
+def test_a_gpu_that_is_off_the_bus_keeps_its_place_among_uuids():
+    module = one_lost("nvmlDeviceGetHandleByIndex")
+    module.nvmlDeviceGetUUID = lambda gpu: f"GPU-{gpu}a"
+    found = gpus.visible(gpus.by_nvml(module), "GPU-0a,GPU-1a,GPU-2a,GPU-3a")
+    assert [gpu.index for gpu in found] == [0, 1, 2, 3]
+    assert len(gpus.visible(gpus.by_nvml(nvml()), "GPU-1,GPU-2")) == 1, "CUDA ends the list where nothing is lost"
+
+
+SMI = """#!/bin/sh
+case "$*" in
+  *"-i 1 "*) echo "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost"; exit 15;;
+  *"-i 3 "*) exit 4;;
+  *"-i "[0-9]*) echo "$2, GPU-$2, NVIDIA H100";;
+  *) echo "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost"; exit 15;;
+esac
+"""
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The command nvidia-smi of a machine with four GPUs, to be written; there is no pynvml."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(gpus, "installed", lambda: 4)
+    command = tmp_path / "nvidia-smi"
+    command.touch(0o755)
+    return command
+
+
+def test_where_nvidia_smi_fails_each_gpu_is_asked_by_itself(smi: Path):
+    smi.write_text(SMI)
+    found = gpus.read()
+    assert found is not None
+    assert [(gpu.index, gpu.uuid, bool(gpu.lost)) for gpu in found] == [(0, "GPU-0", False), (1, "", True), (2, "GPU-2", False)]
+    smi.write_text("#!/bin/sh\necho no driver; exit 9\n")
+    with pytest.raises(RuntimeError, match="nvidia-smi ended with status 9: no driver"):
+        gpus.read()
 
 
 def test_who_holds_memory_of_gpus_is_understood():
@@ -106,6 +171,10 @@ def test_cuda_visible_devices_chooses_as_cuda_reads_it(chosen: str | None, indic
 
 class NoSuchThing(Exception):
     """What NVML raises."""
+
+    def __init__(self, text: str, value: int = 3) -> None:
+        super().__init__(text)
+        self.value = value
 
 
 def nvml(**answers: object) -> types.SimpleNamespace:
