@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from resilient.health.report import Finding
+from resilient.health.report import Finding, Verdict
 from resilient.lifeline import die_with_parent
 
 Clock = Callable[[], float]
@@ -52,12 +52,14 @@ class Task:
         names: the findings that it owes, by their check.
         run: a function of a module, called with `args` in the process.
         limit_s: from the start of its process.
+        after: the finding of another task, before which this one does not begin; where that fails it never does.
     """
 
     names: tuple[str, ...]
     run: Callable[..., Iterable[Finding]]
     args: tuple[Any, ...]
     limit_s: float
+    after: str = ""
 
 
 class _Probe:
@@ -107,7 +109,7 @@ class _Probe:
 
 
 class Examination:
-    """Tasks that run at the same time.
+    """Tasks that run at the same time, but for those that come after another.
 
     Args:
         tasks: what to check.
@@ -119,14 +121,36 @@ class Examination:
     def __init__(self, tasks: Sequence[Task], context: Context, limit_s: float, *, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._began_t = clock()
+        self._context, self._limit_s = context, limit_s
         self._probes: list[_Probe] = []
+        self._later = [task for task in tasks if task.after]
+        self._never_begun: list[Finding] = []
         self.left_behind: list[int] = []
         try:
             for task in tasks:
-                self._probes.append(_Probe(task, context, limit_s, clock))
+                if not task.after:
+                    self._begin(task, limit_s)
         except BaseException:
             self.close()
             raise
+
+    def _begin(self, task: Task, limit_s: float) -> None:
+        self._probes.append(_Probe(task, self._context, limit_s, self._clock))
+
+    def _begin_later(self) -> None:
+        """What was to come after something that has answered by now."""
+        verdicts = {finding.check: finding.verdict for finding in self.findings}
+        for task in [task for task in self._later if task.after in verdicts]:
+            self._later.remove(task)
+            verdict: Verdict = "skip"
+            why = f"not looked at, for {task.after} has failed"
+            if verdicts[task.after] != "fail":
+                try:
+                    self._begin(task, max(0.0, self._limit_s - self.took_s))
+                    continue
+                except OSError as error:
+                    verdict, why = "fail", f"its process could not be started: {error}"
+            self._never_begun += [Finding(name, verdict, why) for name in task.names]
 
     def waitable(self) -> list[Connection]:
         """What becomes readable when there is something to collect."""
@@ -135,7 +159,7 @@ class Examination:
     @property
     def pending(self) -> list[str]:
         """The checks that have not answered."""
-        return [name for probe in self._probes for name in probe.owed]
+        return [name for probe in self._probes for name in probe.owed] + [name for task in self._later for name in task.names]
 
     @property
     def left_s(self) -> float:
@@ -148,14 +172,15 @@ class Examination:
 
     @property
     def findings(self) -> list[Finding]:
-        """So far, in the order of the tasks."""
-        return [finding for probe in self._probes for finding in probe.findings]
+        """So far, in the order in which tasks have begun."""
+        return [finding for probe in self._probes for finding in probe.findings] + self._never_begun
 
     def collect(self) -> bool:
         """Take what has come, kill what is over its time; whether all have answered. Never waits for a task."""
         for probe in self._probes:
             if probe.owed:
                 probe.collect()
+        self._begin_later()
         return not self.pending
 
     def finish(self, on_answer: Callable[[], None] = lambda: None) -> list[Finding]:
@@ -178,7 +203,7 @@ class Examination:
             else:
                 probe.process.close()
             probe.reader.close()
-        self._probes = []
+        self._probes, self._later = [], []
 
 
 def _serve(writer: Connection, run: Callable[..., Iterable[Finding]], args: tuple[Any, ...]) -> None:

@@ -117,8 +117,13 @@ def _smi(question: Sequence[str], limit_s: float) -> tuple[int, str]:
     """Status and answer of nvidia-smi, which is killed with this process, and where it hangs; nobody waits for the kernel then."""
     command = ["nvidia-smi", *question, "--format=csv,noheader,nounits"]
     tied = partial(die_with_parent, os.getpid())
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=tied)  # noqa: PLW1509 - a check has no threads
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=tied,  # noqa: PLW1509 - a check has no threads
+    )
     try:
         said, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:

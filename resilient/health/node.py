@@ -64,11 +64,13 @@ class NodeCheck:
         self._meeting.unlink(missing_ok=True)
         in_ram = [tier for tier in spec.tiers if storage.lies_in_ram(tier.path)]
         procs, limit_s = len(spec.devices), spec.limit_s
-        tasks = compute_tasks(procs, spec.device, self._meeting, limit_s, devices=spec.devices, visible=spec.visible)
+        computing = compute_tasks(procs, spec.device, self._meeting, limit_s, devices=spec.devices, visible=spec.visible)
+        tasks = list(computing)
         tasks += [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers if tier not in in_ram]
         if spec.device == "cuda":
             tasks.append(Task((gpus.CHECK,), gpus.check, (max(spec.devices, default=-1) + 1, spec.devices), spec.limit_s))
-            if spec.stuck:
+            if spec.stuck:  # computing takes some of that memory, and would fail for want of it
+                tasks = [replace(task, after=gpus.MEMORY) if task in computing else task for task in tasks]
                 tasks.append(Task((gpus.MEMORY,), gpus.freed, (spec.stuck, spec.limit_s), spec.limit_s))
         self._at_once = [  # none of it hangs: RAM has no server and no device
             machine.reach(spec.addr),

@@ -116,11 +116,12 @@ def test_a_gpu_that_is_off_the_bus_keeps_its_place_among_uuids():
 
 
 SMI = """#!/bin/sh
+lost() { echo "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost"; exit 15; }
 case "$*" in
-  *"-i 1 "*) echo "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost"; exit 15;;
+  *"-i 1 "*) lost;;
   *"-i 3 "*) exit 4;;
   *"-i "[0-9]*) echo "$2, GPU-$2, NVIDIA H100";;
-  *) echo "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost"; exit 15;;
+  *) lost;;
 esac
 """
 
@@ -144,6 +145,17 @@ def test_where_nvidia_smi_fails_each_gpu_is_asked_by_itself(smi: Path):
     smi.write_text("#!/bin/sh\necho no driver; exit 9\n")
     with pytest.raises(RuntimeError, match="nvidia-smi ended with status 9: no driver"):
         gpus.read()
+
+
+def test_an_nvidia_smi_that_hangs_with_a_gpu_is_given_up(smi: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpus, "ALL_S", 0.5)
+    monkeypatch.setattr(gpus, "ONE_S", 0.5)
+    smi.write_text(SMI.replace("lost;;", "exec sleep 600;;"))
+    found = gpus.read()
+    assert found is not None
+    assert [(gpu.index, gpu.lost) for gpu in found] == [(0, ""), (1, "no answer within 0.5 s"), (2, "")]
+    (held,) = gpus.freed([os.getpid()], 0.1)
+    assert held.verdict == "fail" and "may hold memory" in held.text
 
 
 def test_who_holds_memory_of_gpus_is_understood():

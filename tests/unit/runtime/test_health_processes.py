@@ -11,8 +11,9 @@ import health_tasks
 import pytest
 import torch
 
-from resilient.health import compute
+from resilient.health import compute, gpus
 from resilient.health.bounded import Examination, Task
+from resilient.health.node import NodeCheck, NodeSpec
 from resilient.health.report import Finding
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -125,6 +126,42 @@ def all_reduced(tmp_path: Path, run: object, *args: object, count: int = 2, limi
 @pytest.fixture(autouse=True)
 def over_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_s: float, limit_s: float) -> tuple[list[Finding], float, float]:
+    """What the check of a node finds after a process was killed that holds memory of a GPU for so long, and when that was over.
+
+    The last number is when it computed; 0: never.
+    """
+    held_t, mine, when = time.monotonic() + held_s, os.getpid(), tmp_path / "when"
+
+    def compute_later(rank: int, _: compute.Ranks) -> Iterator[Finding]:
+        when.write_text(str(time.monotonic()))
+        yield from (Finding(name, "ok", "right") for name in compute.names(rank))
+
+    monkeypatch.setattr(gpus, "_holders", lambda: {mine: 70 << 30} if time.monotonic() < held_t else {})
+    monkeypatch.setattr(compute, "check", compute_later)
+    spec = NodeSpec((0,), 1, "cuda", "127.0.0.1", (), tmp_path / "meeting", limit_s, stuck=(mine,))
+    check = NodeCheck(spec, multiprocessing.get_context("fork"))
+    try:
+        check.examination.finish()
+        return list(check.report().findings), held_t, float(when.read_text()) if when.exists() else 0.0
+    finally:
+        check.close()
+
+
+def test_a_node_computes_once_the_memory_of_a_killed_process_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found, held_t, computed_t = checked(tmp_path, monkeypatch, 1.0, LONG_S)
+    assert computed_t >= held_t
+    verdicts = {each.check: each.verdict for each in found}
+    assert (verdicts["matmul 0"], verdicts["all-reduce 0"], verdicts[gpus.MEMORY]) == ("ok", "ok", "ok")
+
+
+def test_a_node_computes_nothing_where_memory_is_held_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found, _, computed_t = checked(tmp_path, monkeypatch, LONG_S, 1.0)
+    assert not computed_t
+    assert [each.check for each in found if each.verdict == "fail"] == [gpus.MEMORY]
+    assert [each.check for each in found if each.verdict == "skip" and each.check != gpus.CHECK] == ["matmul 0", "all-reduce 0"]
 
 
 def test_a_wrong_sum_is_found_on_the_rank_that_has_it(tmp_path: Path):
