@@ -91,6 +91,11 @@ class Gathering:
                 alone.add(target, source)
         return alone.size_bytes + sum(packing.numbers.size_bytes for packing in self._packed[number])
 
+    def let_go(self, number: int) -> None:
+        """Copy no more of a local shard before it is renewed, and hold its tensor no longer."""
+        self._packed.pop(number, None)
+        self._alone.pop(number, None)
+
     def _pack(self, place: int, block: Block, placed: Placed) -> _Packing:
         packing, slots = _Packing(place, Copies(), Copies()), self._staged(placed)
         if not block.fills(placed.run):

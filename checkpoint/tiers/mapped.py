@@ -64,6 +64,23 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+class Replaced:
+    """Local shards whose tensor was replaced by one that lies elsewhere, as states are that an optimizer binds anew in each step.
+
+    Known over all buffers of a rank, which take turns. Attributes: numbers: of these local shards.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self._places: dict[int, tuple[Any, ...]] = {}
+
+    def seen(self, number: int, place: tuple[Any, ...]) -> None:
+        """A local shard is copied from there."""
+        if self._places.setdefault(number, place) != place:
+            self._places[number] = place
+            self.numbers.add(number)
+
+
 class MappedBuffer:
     """A buffer in this process: for every local shard the tensors in shared memory that its chunks are copied to.
 
@@ -71,9 +88,16 @@ class MappedBuffer:
 
     Args:
         device: the GPU that tensors are copied from; None: they are on the CPU.
+        replaced: what is told of where they lie.
     """
 
-    def __init__(self, directory: Path, write_plans: Sequence[WritePlan], device: Device | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        write_plans: Sequence[WritePlan],
+        device: Device | None = None,
+        replaced: Replaced | None = None,
+    ) -> None:
         self.directory = directory
         pinned = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # or another directory could get its inode number
         self._unpin = weakref.finalize(self, os.close, pinned)
@@ -87,6 +111,7 @@ class MappedBuffer:
         self._gatherings: dict[bool, Gathering] = {}
         self.size_bytes = 0
         self._device = device
+        self._replaced = replaced or Replaced()
         self._registered: list[int] = []
         try:
             for write_plan in write_plans:
@@ -149,6 +174,8 @@ class MappedBuffer:
         self._sort([(bool(late) and late[number]) if each else None for number, each in enumerate(onto_host)])
         for number, (local_shard, write_plan, data) in enumerate(zip(local_shards, self._write_plans, blocks, strict=True)):
             key = (data.data_ptr(), data.dtype, data.stride(), data.device)
+            if write_plan.chunk_runs:
+                self._replaced.seen(number, key)
             if self._known[number] != key and write_plan.chunk_runs:
                 block, kind = Block(local_shard, write_plan.info, as_tensors=onto_host[number]), self._kinds[number]
                 if kind is None:
@@ -165,6 +192,13 @@ class MappedBuffer:
         for kind, gathering in sorted(self._gatherings.items()):
             gathering.begin(device, hold_back=not kind)
         return device.mark()
+
+    def let_go(self, numbers: Iterable[int]) -> None:
+        """Hold the tensors of these local shards no longer; all copies of them are there."""
+        for number in numbers:
+            self._known[number], self._pairs[number] = (), []
+            for gathering in self._gatherings.values():
+                gathering.let_go(number)
 
     def _sort(self, kinds: list[bool | None]) -> None:
         """Of each local shard: whether it is late; None: it is on the CPU. What was known of others does not hold."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from checkpoint.device import Device
 from checkpoint.tiers.lease import PREFIX, buffer_path, index_of, layout_of
-from checkpoint.tiers.mapped import MappedBuffer, WritePlan
+from checkpoint.tiers.mapped import MappedBuffer, Replaced, WritePlan
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ class Mappings:
     def __init__(self, root: Path, write_plans: Sequence[WritePlan], device: Device | None) -> None:
         self._root, self._write_plans, self._device = root, write_plans, device
         self._buffers: dict[int, MappedBuffer] = {}
+        self._replaced = Replaced()
         self._ahead: threading.Thread | None = None  # until it ends the buffers are its own
 
     def buffer(self, index: int) -> MappedBuffer:
@@ -37,8 +38,13 @@ class Mappings:
         if buffer is None or not buffer.is_at(path):
             if buffer is not None:
                 buffer.close()
-            buffer = self._buffers[index] = MappedBuffer(path, self._write_plans, self._device)
+            buffer = self._buffers[index] = MappedBuffer(path, self._write_plans, self._device, self._replaced)
         return buffer
+
+    def arrived(self) -> None:
+        """What was copied last is there: tensors that are replaced each time are not held until their buffer is used again."""
+        for buffer in self._buffers.values():
+            buffer.let_go(self._replaced.numbers)
 
     def map_all(self, leased: Callable[[], int | None]) -> bool:
         """Map all buffers of the present layout, and touch their pages; whether that was done.

@@ -302,9 +302,9 @@ class Snapshots:
             again=again,
         )
         if self._arrivals is None:
-            self._copied(copied)
+            self._copied(self._mappings, copied)
         else:
-            self._arrivals.expect(mark, partial(self._copied, copied))
+            self._arrivals.expect(mark, partial(self._copied, self._mappings, copied))
         if wait_s:
             self.finish()
             stall_s = time.perf_counter() - began
@@ -331,8 +331,9 @@ class Snapshots:
         self._leases.leave_out(attempt_of(step, again))
         self._leases.pass_what_others_use()
 
-    def _copied(self, news: StateCopied) -> None:
+    def _copied(self, mappings: Mappings, news: StateCopied) -> None:
         """The bytes are there: the buffer is the daemon's from now on."""
+        mappings.arrived()
         points.reached("snapshot_copied")
         self._daemon.report_lease(news)
         points.reached("snapshot_reported")
@@ -370,7 +371,6 @@ class Snapshots:
         takes no snapshots meanwhile. Returns whether buffers are ready by now.
         """
         assert self._mappings is not None, "start comes first"
-
         leased = partial(self._leases.look, patience_s)
         if not self._everywhere:
             return False

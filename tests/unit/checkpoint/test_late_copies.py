@@ -2,20 +2,25 @@
 
 import errno
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lone_daemon import PATIENCE_S, LoneDaemon
 
 from checkpoint import LocalShard, Snapshots, restore
+from checkpoint.block import Block
 from checkpoint.device import OrderOfUseError, StandIn
 from checkpoint.protocol import Committed, Flushed, Held, Retain, SnapshotKey, StartJob
 from checkpoint.tiers import mappings
 from checkpoint.tiers import snapshots as tiers_snapshots
 from checkpoint.tiers.affordable import Affordable
+from checkpoint.tiers.gathering import Gathering
 
 RAM = frozenset(["ram"])
 
@@ -245,6 +250,36 @@ def test_a_gpu_that_fails_while_it_copies_leaves_no_snapshot(training: Training)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         training.snapshots.left_out(copied=True)
     assert "Held" not in training.told()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_tensors_that_are_replaced_in_each_step_are_let_go_of_once_they_are_copied(
+    training: Training, monkeypatch: pytest.MonkeyPatch, late: bool
+):
+    renewed: Counter[int] = Counter()
+    replaced: list[weakref.ref[Any]] = []
+    renew = Gathering.renew
+
+    def counted(gathering: Gathering, number: int, block: Block) -> int:
+        renewed[number] += 1
+        return renew(gathering, number, block)
+
+    monkeypatch.setattr(Gathering, "renew", counted)
+    for step in range(1, 6):
+        memory = (training.weights + 1).numpy()  # it is there for as long as something lies in it
+        training.weights, training.step = torch.from_numpy(memory), step
+        replaced.append(weakref.ref(memory))
+        del memory
+        training.running += 1
+        training.daemon.wait_for_lease()
+        result = training.snapshots.take(step, training.shards(), {"step": step}, RAM, wait_s=PATIENCE_S, late=[late, late, False])
+        assert result.copied
+        if step == 2:
+            assert [each() is not None for each in replaced] == [False, True], "but for what the script has"
+        assert training.sealed() == step
+    training.weights = torch.zeros(64, 256)
+    assert not any(each() is not None for each in replaced)
+    assert renewed == {0: 5, 1: 2}, "what stays where it is is looked up once for each buffer"
 
 
 def test_what_the_gpu_was_held_back_is_a_cost_of_snapshots(training: Training):
