@@ -4,14 +4,28 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from checkpoint import safe_dir
+from checkpoint.asking import answers
 from checkpoint.daemon.buffers import Buffers
-from checkpoint.daemon.mounts import Mounts
+from checkpoint.daemon.mounts import ANSWER_S, Mounts
 from checkpoint.protocol import DaemonSettings
 from checkpoint.tiers.lease import buffer_path
 
 log = logging.getLogger(__name__)
+
+
+class _Seen(NamedTuple):
+    """What a look at a place has found.
+
+    Attributes:
+        had_buffers: an earlier daemon had them there, and nobody else could have changed them.
+        private: it is a directory of this user alone.
+    """
+
+    had_buffers: bool
+    private: bool
 
 
 class BufferPlaces:
@@ -30,13 +44,31 @@ class BufferPlaces:
         self._left: Sequence[Path] = ()
 
     def open(self) -> Buffers:
-        """The buffers of this daemon's start: in the place where an earlier daemon had them, else in the first that works."""
-        there = [place for place in self.all if any(_is_there(buffer_path(place, index)) for index in range(self._count))]
-        chosen = next((place for place in there if safe_dir.is_safe(place, trusted=self.trusted(place))), None)
-        opened = self._first([chosen] if chosen else self.all)
+        """The buffers of this daemon's start: in the place where an earlier daemon had them, else in the first that works.
+
+        The nearest place, which is memory, is asked first, and the others only where it has none; one that does not answer counts
+        as not there.
+        """
+        seen = self._seen(self.all[:1])
+        if not any(each.had_buffers for each in seen.values()):
+            seen |= self._seen(self.all[1:])
+        chosen = next((place for place, each in seen.items() if each.had_buffers), None)
+        opened = self._first([chosen] if chosen else list(seen))
         nearer = self.all[: self.all.index(opened.root)] if opened.root in self.all else []
-        self._left = [place for place in nearer if safe_dir.is_private(place)]  # where shards of buffers may lie that were left
+        self._left = [place for place in nearer if place in seen and seen[place].private]  # shards of buffers may lie there
         return opened
+
+    def _seen(self, places: Sequence[Path]) -> dict[Path, "_Seen"]:
+        """What is there, of the places that answer."""
+        answered = answers(self._look, places, ANSWER_S)
+        for place in places:
+            if place not in answered:
+                log.warning("%s counts as no place of buffers: it does not answer within %g s", place, ANSWER_S)
+        return {place: each for place in places if isinstance(each := answered.get(place), _Seen)}
+
+    def _look(self, place: Path) -> "_Seen":
+        there = any(_is_there(buffer_path(place, index)) for index in range(self._count))
+        return _Seen(there and safe_dir.is_safe(place, trusted=self.trusted(place)), safe_dir.is_private(place))
 
     def _first(self, places: Sequence[Path]) -> Buffers:
         for place in places:

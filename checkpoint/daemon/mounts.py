@@ -10,13 +10,13 @@ import hashlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from checkpoint import safe_dir
+from checkpoint.asking import answers
 from checkpoint.typed import built
 
 log = logging.getLogger(__name__)
@@ -72,23 +72,12 @@ class Mounts:
 
 def _found(roots: Sequence[Path]) -> dict[Path, str]:
     """The mount points of directories, without those whose file system does not say: it has lost its server, or does not answer."""
-    found: dict[Path, str] = {}
-
-    def find(root: Path) -> None:
-        try:
-            found[root] = _mount_point(root)
-        except OSError as error:
-            log.warning(LATER, root, error.strerror)
-
-    threads = [threading.Thread(target=find, args=(root,), daemon=True) for root in roots]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + ANSWER_S
-    for root, thread in zip(roots, threads, strict=True):
-        thread.join(max(0.0, deadline - time.monotonic()))
-        if thread.is_alive():
-            log.warning(LATER, root, f"it does not within {ANSWER_S:g} s")
-    return dict(found)
+    answered = answers(_mount_point, roots, ANSWER_S)
+    for root in roots:
+        answer = answered.get(root)
+        if answer is None or isinstance(answer, OSError):
+            log.warning(LATER, root, f"it does not within {ANSWER_S:g} s" if answer is None else answer.strerror)
+    return {root: point for root, point in answered.items() if not isinstance(point, OSError)}
 
 
 def _mount_point(path: Path) -> str:

@@ -12,7 +12,7 @@ from mounts import hanging, needs_root
 
 from checkpoint import LocalShard, Snapshots
 from checkpoint.daemon.mounts import Mounts
-from checkpoint.protocol import Held, NoRoom, SnapshotKey, StartJob, TierTrouble, TierWell
+from checkpoint.protocol import Held, Inventory, NoRoom, SnapshotKey, StartJob, TakeInventory, TierTrouble, TierWell
 
 pytestmark = needs_root
 
@@ -98,12 +98,23 @@ def test_a_tier_that_answers_with_an_error_has_failed_until_it_does_not_and_keep
 
 def test_a_tier_that_does_not_answer_keeps_no_daemon_from_starting(base: Path) -> None:
     (disk := base / "disk").mkdir()
-    with LoneDaemon(base) as daemon:
-        daemon.nvme = disk / "cache"
-        with hanging(disk):
+    with hanging(disk):
+        with below(base, disk) as daemon:
             snapshots = started(daemon)
             assert snapshots.take(1, state(1), {"step": 1}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
             assert daemon.wait_for(Held).shard.tier == "ram"
+        with below(base, disk) as next_one:
+            next_one.start()
+            next_one.send(TakeInventory(generation=1))
+            assert [(shard.tier, shard.key.step) for shard in next_one.wait_for(Inventory).shards] == [("ram", 1)]
+
+
+def below(base: Path, disk: Path) -> LoneDaemon:
+    """A daemon of which all but the memory lies on that disk."""
+    daemon = LoneDaemon(base, tier_s=1.0)
+    daemon.nvme, daemon.durable = disk / "cache", disk / "durable"
+    daemon.places += [daemon.nvme / "slabs", daemon.durable / ".slabs" / "node0"]
+    return daemon
 
 
 def test_where_a_tier_lies_that_answered_with_an_error_at_first_is_known_once_it_answers(base: Path) -> None:
