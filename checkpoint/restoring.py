@@ -4,6 +4,7 @@ Owns the choice: newest first, and of one step the nearest copy first; every ran
 and all agree before they go on. Each byte is read once: what no rank needs is verified by the first.
 """
 
+import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from checkpoint import manifest, metadata, shard_manifest
 from checkpoint.agreement import Ranks
+from checkpoint.asking import answers
 from checkpoint.candidates import Candidate
 from checkpoint.errors import (
     PAUSES_S,
@@ -29,6 +31,10 @@ from checkpoint.naming import step_path, steps
 from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
 from checkpoint.verification import verify_rest
+
+log = logging.getLogger(__name__)
+
+LIST_S = 20.0  # for a directory of committed checkpoints, where nodes hold something to go on from
 
 NO_RANK_S = "each rank has written a part of what all should have had alike, and they differed: together it is no rank's state"
 
@@ -54,6 +60,7 @@ def restore(
     group: dist.ProcessGroup | None = None,
     on_reject: Callable[[int, str, str], None] | None = None,
     alike: Alike | None = None,
+    durable_step: int = 0,
 ) -> Restored | None:
     """Fill the local shards' tensors from the newest step that is whole. Collective: all ranks return or raise alike.
 
@@ -66,16 +73,20 @@ def restore(
         on_reject: called on rank 0 with step, tier and reason of each one that is damaged.
         alike: of what was just read, values of which all that the ranks have must be equal: they stand for what several ranks wrote
             a part of each, and where they differ these are parts of different things, and the step counts as damaged.
+        durable_step: the newest step that is known to be committed: where `root` cannot be listed, nothing older is gone on from.
 
     Returns None if there is nothing at all. Raises NoUsableCheckpoint if there is something and nothing is good;
     NoReachableCheckpoint if there is something that may be good, but nobody answers where it is; CheckpointMismatch if it is of
     another model; CheckpointError if the directory cannot be read.
     """
     ranks = Ranks(group)
-    committed = ranks.first(lambda: steps(root))
+    committed, away = ranks.first(lambda: _committed(root, wanted=not held))
     choices = [Candidate(step, tier, step_path(root, step)) for step in committed]
     rejected: list[tuple[int, str]] = []
-    unreachable = False
+    unreachable = bool(away)
+    if away and durable_step:
+        held = [each for each in held if each.step >= durable_step]
+        rejected.append((durable_step, away))
     for choice in sorted([*held, *choices], key=lambda each: (-each.step, each.path is not None)):
         found = _restore_one(choice, local_shards, alike, ranks)
         if isinstance(found, Restored):
@@ -89,6 +100,22 @@ def restore(
     if rejected:
         raise NoUsableCheckpoint(root, rejected)
     return None
+
+
+def _committed(root: Path, *, wanted: bool) -> tuple[list[int], str]:
+    """The committed steps; none where their directory cannot be listed, and why.
+
+    Args:
+        wanted: there is nothing else to go on from. Raises OSError then, and waits for it.
+    """
+    if wanted:
+        return steps(root), ""
+    answer = answers(steps, [root], LIST_S).get(root)
+    if isinstance(answer, list):
+        return answer, ""
+    away = f"{root} cannot be read: {f'no answer within {LIST_S:g} s' if answer is None else answer.strerror}"
+    log.warning("%s", away)
+    return [], away
 
 
 @dataclass(frozen=True)

@@ -206,8 +206,15 @@ class TrainingState:
                 return [each for each in arrays if each.array.startswith("model/")]
             return [*arrays, self._row(numbers, self._context.rank)] if state.get("layout") == self._layout() else arrays
 
-        held = self._snapshots.session.candidates if self._snapshots is not None else ()
-        found = checkpoint.restore(self._root, local_shards, tier=durable, held=held, on_reject=rejected)
+        session = self._snapshots.session if self._snapshots is not None else None
+        found = checkpoint.restore(
+            self._root,
+            local_shards,
+            tier=durable,
+            held=session.candidates if session is not None else (),
+            on_reject=rejected,
+            durable_step=session.durable_step if session is not None else 0,
+        )
         if found is None:
             initialize()
         else:

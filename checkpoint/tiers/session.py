@@ -31,6 +31,7 @@ class Session:
         mtbf_s: mean time between failures.
         candidates: steps that may be gone on from, newest first.
         durable: name of the tier that all nodes share, and where its committed checkpoints are; None where nobody has said so.
+        durable_step: the newest that is known to be committed there; 0: none.
     """
 
     node: int
@@ -43,6 +44,7 @@ class Session:
     mtbf_s: float
     candidates: Sequence[Candidate] = field(default=())
     durable: tuple[str, Path] | None = None
+    durable_step: int = 0
 
     @property
     def socket(self) -> Path:
@@ -72,6 +74,7 @@ def read(path: Path) -> Session:
             mtbf_s=found["mtbf_s"],
             candidates=[_candidate(entry) for entry in found["candidates"]],
             durable=(found["durable"]["name"], Path(found["durable"]["path"])) if "durable" in found else None,
+            durable_step=found.get("durable", {}).get("step", 0),
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} describes no session: {error!r}") from None

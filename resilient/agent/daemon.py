@@ -324,7 +324,11 @@ def write_session(path: Path, start: Start, described: Mapping[str, Any], *, nod
             "ranks": len(start.devices),
             "directory": str(directory),
             "tiers": [{name: tier.get(name) for name in _CADENCE} for tier in described["tiers"]],
-            "durable": {"name": described["tiers"][-1]["name"], "path": described["tiers"][-1]["roots"][0]},
+            "durable": {
+                "name": described["tiers"][-1]["name"],
+                "path": described["tiers"][-1]["roots"][0],
+                "step": start.durable_step,
+            },
             "mtbf_s": start.mtbf_s,
             "candidates": [as_entry(candidate, node, key) for candidate in unpack(start.candidates)],
         },

@@ -231,6 +231,7 @@ class Generations:
                 report_s=max(LEAST_REPORT_S, len(members) / REPORTS_PER_S),
                 mtbf_s=mtbf_s,
                 candidates=candidates,
+                durable_step=self._snapshots.durable_step,
                 go_back_to=go_back_to,
                 skip=tuple(self._roll_backs.skip),
                 saved_step=self._saved_step,

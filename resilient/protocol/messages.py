@@ -293,6 +293,7 @@ class Start(Message, frozen=True):
         report_s: between two reports while nothing but heartbeats is new.
         candidates: what workers may go on from, packed once for all nodes; see `protocol.candidates.pack`.
         mtbf_s: mean time between failures.
+        durable_step: the newest that is known to be committed on the durable tier; 0: none.
         go_back_to: a roll-back: the step to go on from; None: the newest that is whole.
         skip: steps whose data is left out, as pairs of first and last.
         saved_step: after which the script wrote its newest checkpoint by itself; None: it has written none that counts.
@@ -310,6 +311,7 @@ class Start(Message, frozen=True):
     report_s: float
     mtbf_s: float
     candidates: bytes = b""
+    durable_step: int = 0
     go_back_to: int | None = None
     skip: tuple[tuple[int, int], ...] = ()
     saved_step: int | None = None

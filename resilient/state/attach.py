@@ -357,6 +357,7 @@ class Attached:
                 group=group,
                 on_reject=rejected,
                 alike=alike,
+                durable_step=snapshots.session.durable_step,
             )
             if found is not None:
                 self._go_on(found.step, into[0])

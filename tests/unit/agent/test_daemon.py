@@ -220,9 +220,10 @@ def test_whose_a_daemon_is_stands_in_its_environment(setting: Setting):
 @pytest.mark.parametrize("setting", ["answers"], indirect=True)
 def test_workers_read_where_the_shards_are(setting: Setting):
     candidate = Candidate(key=KEY, tier="ram", shards=((Holder(0, "n0:1", "/a"), Holder(1, "n1:1", "/b")),))
-    setting.daemon.begin(start(candidates=pack([candidate])), renew=False)
+    setting.daemon.begin(start(candidates=pack([candidate]), durable_step=4), renew=False)
     found = session.read(setting.daemon.session_path)
     assert (found.node, found.nodes, found.generation, found.first_rank, found.ranks, found.mtbf_s) == (1, 2, 3, 4, 4, 3600.0)
+    assert found.durable_step == 4
     (read,) = found.candidates
     assert (read.step, read.generation, read.tier) == (5, KEY.generation, "ram")
     assert [(each.directory, each.address, each.remote_path, each.key) for each in read.holdings] == [

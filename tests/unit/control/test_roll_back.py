@@ -38,7 +38,7 @@ def test_bad_numbers_roll_back_to_a_checkpoint_from_before_and_all_that_is_newer
     assert [(each.step, each.invalid_generation) for each in rules] == [(5, 5)] * 2
     for index in starts:
         message = effects[index].message
-        assert (message.go_back_to, message.skip) == (5, ())
+        assert (message.go_back_to, message.skip, message.durable_step) == (5, (), 5)
         assert candidates(message) == []
 
 
@@ -49,7 +49,7 @@ def test_bad_numbers_at_the_same_data_go_further_back_and_leave_it_out_until_the
         effects = [*spoilt(play), *play.again()]
         effects += play.wait(3)
         (start, _) = play.sent(Start, effects)
-        assert (start.message.go_back_to, start.message.skip) == (target, skip)
+        assert (start.message.go_back_to, start.message.skip, start.message.durable_step) == (target, skip, target)
         assert len(play.requests(Discard, effects)) == 2
     assert [action["skip"] for action in play.events("action")] == [[], [], [(6, 9)]]
     spoilt(play)
