@@ -210,7 +210,7 @@ def drive(directory: Path) -> None:
 
     agents.LocalLauncher = NobodyStarts  # type: ignore[misc, assignment]
     config = load(directory / "config.yaml", [])
-    code, message = campaign.run_campaign(
+    code, message, _ = campaign.run_campaign(
         config, machine_layout(config), Display("none", config.train.steps, console=Console(stderr=True))
     )
     sys.stdout.write(f"{code!r}: {message}\n")

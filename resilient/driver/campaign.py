@@ -24,6 +24,7 @@ from resilient.driver import spill_file
 from resilient.driver.agents import listening_addresses
 from resilient.driver.display import Display
 from resilient.driver.driver import Driver
+from resilient.driver.ending import Ending
 from resilient.driver.job import job_of
 from resilient.driver.launch import AgentAhead
 from resilient.driver.lease import RunLease
@@ -50,7 +51,7 @@ def run_campaign(
     allocation: Allocation | None = None,
     ahead: AgentAhead | None = None,
     resumption: Resumption | None = None,
-) -> tuple[Exit, str]:
+) -> Ending:
     """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
 
     Args:
@@ -86,7 +87,7 @@ def run_campaign(
                 reached = standing(steps(durable), known.metrics_step)
                 over = succession.started(allocation.job_id, reached)
                 if over is not None:
-                    return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
+                    return Ending(over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again")
             if resumption is not None:
                 resumption.keep(config.run_dir)
             write(config, config.run_dir / "config.yaml")  # last: an earlier version's has no other identity than this

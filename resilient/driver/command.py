@@ -20,7 +20,7 @@ from resilient.decided import decided
 from resilient.driver.campaign import chain_of_job, end_chain, end_chain_at_target, follow, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
-from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, sequel, waiting_behind
+from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, looked_back, sequel, waiting_behind
 from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
 from resilient.exits import EnvironmentUnusable, Exit
@@ -102,8 +102,9 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     if not loaded.is_script:
         display.note(f"a worker that dies costs {cost_of_a_kill(loaded)}")
     explain = lambda error: str(attribute(error, config, given))  # noqa: E731
+    chained = Succession.of_job(loaded, os.environ) if allocation is not None else None
     try:
-        code, message = run_campaign(loaded, layout, display, explain, allocation, ahead, resumption)
+        code, message, written = run_campaign(loaded, layout, display, explain, allocation, ahead, resumption)
     except ConfigError as error:
         raise attribute(error, config, given) from None
     finally:
@@ -119,14 +120,14 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
 
     if message:
         warn(message)
+    seen = looked_back(loaded.run_dir) if written and code in (Exit.OK, Exit.STOPPED) else None
     if code is Exit.OK:
-        say(farewell(loaded))
+        say(farewell(loaded, seen))
     elif code is Exit.STOPPED:
-        if loaded.is_script and (saved := last_saved(loaded)) is not None:
+        if loaded.is_script and (saved := last_saved(seen)) is not None:
             say(saved)
     elif code is Exit.GAVE_UP:
         warn(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
-    chained = Succession.of_job(loaded, os.environ) if allocation is not None else None
     again = asyncio.run(requeue_of(os.environ)) if allocation is not None and code is Exit.STOPPED else None
     if again is not None:
         say(f"Job {again.job_id} goes back into the queue, and goes on from here.")

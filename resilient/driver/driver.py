@@ -23,6 +23,7 @@ from resilient.driver.agents import launcher_of, listening_addresses
 from resilient.driver.departures import Departures
 from resilient.driver.display import Display, duration
 from resilient.driver.durable import Durable
+from resilient.driver.ending import Ending
 from resilient.driver.inquiries import inquire
 from resilient.driver.job import description
 from resilient.driver.launch import AgentAhead, Launcher
@@ -154,8 +155,8 @@ class Driver:
 
     # -- from beginning to end -----------------------------------------------------------------------------------------
 
-    async def run(self) -> tuple[Exit, str]:
-        """Run the job to its end; the exit code, and what a person should know of it."""
+    async def run(self) -> Ending:
+        """Run the job to its end."""
         loop = asyncio.get_running_loop()
         self._finished = loop.create_future()
         Signals(loop, self._on_signal, self._display, drains=self._config.resilience.on_hangup == "drain").install()
@@ -181,10 +182,10 @@ class Driver:
         self._write_event(WriteEvent("run_started", description(self._config, self._layout), self._coordinator.generation))
         self._turn(self._coordinator.begin)
         finish = await self._finished
-        return finish.code, await self._end(finish)
+        return await self._end(finish)
 
-    async def _end(self, finish: Finish) -> str:
-        """End the agents, and have everything written that can be; what a person should know."""
+    async def _end(self, finish: Finish) -> Ending:
+        """End the agents, and have everything written that can be."""
         if launching := [task for task in self._tasks if task.get_name() == "launch"]:
             await asyncio.wait(launching, timeout=SHUTDOWN_S)
         for task in self._tasks:
@@ -200,7 +201,7 @@ class Driver:
         if self._taken_over:
             await self._writer.abandon()
             await self._sinks.close(0.0)
-            return finish.message
+            return Ending(finish.code, finish.message)
         written = await self._writer.flush(FLUSH_S)
         message = await self._durable.explain(finish, self._defect) if written else finish.message
         if written:
@@ -208,11 +209,11 @@ class Driver:
         closed = await self._writer.close(FLUSH_S if written else 0.0)
         sent = await self._sinks.close(SINKS_S if closed else 0.0)
         if closed:
-            return message if sent else "\n".join(filter(None, (message, unsent(self._config.run_dir))))
+            return Ending(finish.code, message if sent else "\n".join(filter(None, (message, unsent(self._config.run_dir)))))
         lost = f"the run directory {self._config.run_dir} could not be written to the end"
         if self._writer.spill.path.exists():
             lost += f": what is missing lies in {self._writer.spill.path}, and the next run on this machine takes it in"
-        return f"{message}\n{lost}" if message else lost
+        return Ending(finish.code, f"{message}\n{lost}" if message else lost, written=False)
 
     def _soon(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
         """Run a task beside the others; an error in it is a defect."""

@@ -1,9 +1,12 @@
 """What `resilient run` says of a campaign before its first generation and after its last: of a script, what was seen of it."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
+from checkpoint.asking import answers
 from resilient import storage
 from resilient.config import Config, Layout
 from resilient.driver.display import harmless
@@ -14,6 +17,9 @@ from resilient.slurm.chain import GOES_ON
 from resilient.slurm.queue import QueuedJob
 from resilient.slurm.succession import Succession
 
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0  # for the run directory, whose past is not needed for an end
 ASK_S = 3.0  # at the very end of a job, whose time may be nearly over
 
 
@@ -33,15 +39,23 @@ def cost_of_a_kill(config: Config) -> str:
     return storage.cost_of_a_kill(storage.arrange(config, config.cluster.slots, "", in_ram))
 
 
-def farewell(config: Config) -> str:
-    """That it is done."""
+def looked_back(run_dir: Path) -> Past | None:
+    """What has become of a campaign; None where its run directory does not say so in time."""
+    found = answers(past.read, [run_dir], LOOK_S).get(run_dir)
+    if isinstance(found, Past):
+        return found
+    log.warning("%s cannot be read: %s", run_dir, f"no answer within {LOOK_S:g} s" if found is None else found.strerror)
+    return None
+
+
+def farewell(config: Config, seen: Past | None) -> str:
+    """That it is done. Args: seen: see `looked_back`."""
     if not config.is_script:
-        doubts = " and ".join(doubts_of(past.read(config.run_dir)))
+        doubts = " and ".join(doubts_of(seen)) if seen is not None else ""
         but = f", but {doubts}" if doubts else ""
         return f"{config.name} is done: {config.train.steps} steps{but}; results are in {config.run_dir}"
-    last = past.read(config.run_dir).ended_step
-    steps = f" after optimizer step {last}" if last else ""
-    saved = last_saved(config)
+    steps = f" after optimizer step {seen.ended_step}" if seen is not None and seen.ended_step else ""
+    saved = last_saved(seen)
     return f"{config.name} is done: all ranks ended well{steps}; {f'{saved}; ' if saved else ''}logs are in {config.run_dir}"
 
 
@@ -87,9 +101,9 @@ def doubts_of(found: Past) -> list[str]:
     return told
 
 
-def last_saved(config: Config) -> str | None:
-    """The newest checkpoint that the script has written by itself; None where none was seen."""
-    last = past.read(config.run_dir).saved
+def last_saved(seen: Past | None) -> str | None:
+    """The newest checkpoint that the script has written by itself; None where none was seen. Args: seen: see `looked_back`."""
+    last = seen.saved if seen is not None else None
     if last is None:
         return None
     return f"the newest checkpoint that the script wrote is {last.path}, after step {last.step}, by rank {last.rank}"

@@ -19,6 +19,7 @@ from resilient.driver import driver as module
 from resilient.driver import durable
 from resilient.driver.display import Display
 from resilient.driver.driver import Driver
+from resilient.driver.ending import Ending
 from resilient.driver.lease import RunLease
 from resilient.driver.spill_file import SpillFile
 from resilient.exits import Exit
@@ -141,7 +142,7 @@ def play(
     lease = RunLease(run_dir)
     core = Core(react)
 
-    async def run() -> tuple[Exit, str]:
+    async def run() -> Ending:
         driver = Driver(
             config,
             layout(config, cpu_count=2, gpu_count=0),
@@ -159,7 +160,7 @@ def play(
         return await driver.run()
 
     try:
-        return (*asyncio.run(run()), core, agents[0], run_dir)
+        return (*asyncio.run(run())[:2], core, agents[0], run_dir)
     finally:
         lease.leave()
 

@@ -1,8 +1,11 @@
 """What `resilient run` says at the end of a campaign."""
 
+import errno
 import json
 import math
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,10 @@ from resilient import ledger
 from resilient.config import Config, settle
 from resilient.driver.command import run_command
 from resilient.driver.driver_log import DriverLog
-from resilient.driver.farewell import farewell, greeting, sequel
+from resilient.driver.ending import Ending
+from resilient.driver.farewell import farewell, greeting, looked_back, sequel
 from resilient.exits import Exit
+from resilient.past.fold import Past
 from resilient.run_words import Told
 from resilient.slurm.queue import QueuedJob
 from resilient.status import overview
@@ -41,7 +46,7 @@ def test_a_campaign_that_is_done_says_what_speaks_against_its_weights(
             written.metrics({"step": step, "loss": 1.0}, generation=1, t=2.0)
         written.event("validation", {"step": 3, "val_loss": val_loss}, generation=1, t=3.0)
         written.event("run_finished", {"exit_code": 0, "step": 3}, generation=1, t=4.0)
-    assert farewell(config) == f"run is done: 3 steps{but}; results are in {tmp_path}"
+    assert farewell(config, looked_back(tmp_path)) == f"run is done: 3 steps{but}; results are in {tmp_path}"
     assert overview(tmp_path).skipped == (len(skipped) if 3 in skipped else 0)
 
 
@@ -98,7 +103,7 @@ def test_a_job_that_died_behind_its_last_checkpoint_is_brought_to_its_end(
     (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr("resilient.driver.command.already_reached", lambda _: 300)
     ran = []
-    monkeypatch.setattr("resilient.driver.command.run_campaign", lambda *_: (ran.append(1), (Exit.OK, ""))[1])
+    monkeypatch.setattr("resilient.driver.command.run_campaign", lambda *_: (ran.append(1), Ending(Exit.OK, ""))[1])
     before = os.umask(0o077)
     try:
         assert run_command(Told(file, ()), None, DriverLog()) is Exit.OK
@@ -106,3 +111,51 @@ def test_a_job_that_died_behind_its_last_checkpoint_is_brought_to_its_end(
         os.umask(before)
     assert bool(ran) is runs
     assert ("has reached its target" in capfd.readouterr().out) is not runs
+
+
+@pytest.fixture
+def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ending], Exit]:
+    """The command, whose campaign ends like that."""
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps({"name": "gpt", "run_dir": f"{tmp_path}/run", "cluster": {"procs_per_node": 1, "device": "cpu"}}))
+    monkeypatch.setattr("resilient.driver.command.already_reached", lambda _: None)
+
+    def command(ending: Ending) -> Exit:
+        monkeypatch.setattr("resilient.driver.command.run_campaign", lambda *_: ending)
+        before = os.umask(0o077)
+        try:
+            return run_command(Told(file, ()), None, DriverLog())
+        finally:
+            os.umask(before)
+
+    return command
+
+
+@pytest.mark.parametrize("broken", ["hangs", "fails"])
+def test_a_campaign_that_is_done_is_done_whatever_its_run_directory_does_at_the_end(
+    ends: Callable[[Ending], Exit], broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    answer = threading.Event()
+
+    def read(run_dir: Path) -> Past:
+        if broken == "fails":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(run_dir))
+        assert answer.wait(10.0), "the command has waited for it"
+        return Past()
+
+    monkeypatch.setattr("resilient.past.record.read", read)
+    monkeypatch.setattr("resilient.driver.farewell.LOOK_S", 0.2)
+    try:
+        assert ends(Ending(Exit.OK, "")) is Exit.OK
+    finally:
+        answer.set()
+    assert f"gpt is done: 300 steps; results are in {tmp_path}/run" in capfd.readouterr().out
+
+
+def test_a_run_directory_that_has_not_taken_all_is_not_read_for_the_last_words(
+    ends: Callable[[Ending], Exit], monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr("resilient.past.record.read", lambda run_dir: (read.append(run_dir), Past())[1])
+    assert ends(Ending(Exit.OK, "the run directory could not be written to the end", written=False)) is Exit.OK
+    assert not read and "gpt is done: 300 steps; results are in" in capfd.readouterr().out
