@@ -7,9 +7,11 @@ nothing.
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+import typer
 
 from resilient.exits import EnvironmentUnusable
 
@@ -22,13 +24,12 @@ class DoesNotAnswer(EnvironmentUnusable):
     """A file system hangs. Nothing of the campaign can be read or written."""
 
 
-def must_answer(paths: Mapping[str, Path], limit_s: float, say: Callable[[str], None]) -> None:
-    """Return once every path's file system has answered, whatever the answer is.
+def must_answer(paths: Mapping[str, Path], limit_s: float) -> None:
+    """Return once every path's file system has answered, whatever the answer is; on standard error it says what takes long.
 
     Args:
         paths: by what names them, as a key of the config.
         limit_s: for all of them together.
-        say: gets a line about those that take long.
 
     Raises:
         DoesNotAnswer: one has not by then.
@@ -44,7 +45,8 @@ def must_answer(paths: Mapping[str, Path], limit_s: float, say: Callable[[str], 
             if waited_s >= limit_s:
                 raise DoesNotAnswer(f"{key}: the file system of {path} has not answered for {waited_s:.0f} s")
             if waited_s >= told_s:
-                say(f"{key}: the file system of {path} has not answered for {waited_s:.0f} s; it is waited for {limit_s:g} s")
+                said = f"{key}: the file system of {path} has not answered for {waited_s:.0f} s; it is waited for {limit_s:g} s"
+                typer.echo(f"resilient: {said}", err=True)
                 told_s = waited_s + AGAIN_S
             thread.join(min(POLL_S, limit_s - waited_s))
 

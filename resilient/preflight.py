@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilient.access import must_be_ours
+from resilient.answering import must_answer
 from resilient.config import Config, ConfigError, Problem, attribute
+from resilient.config.timeouts import timeouts
 from resilient.entry import must_hide_nothing, parse
 from resilient.identity import record
 from resilient.run_dir_config import must_not_be_foreign
@@ -25,7 +27,10 @@ def must_be_startable(file: Path, overrides: Sequence[str], config: Config, *, i
         ConfigError: there is no such script, a module of the program hides the runtime, the run directory has a config of something
             else, this config is of a run directory that was moved, or a sink lacks its package.
         EnvironmentUnusable: somebody else could have written the config or a control file of the run directory.
+        DoesNotAnswer: this directory's file system, or the one of the durable tier, hangs.
     """
+    needed = {"run_dir": config.run_dir, "checkpoint.tiers": config.checkpoint.tiers[-1].path}
+    must_answer(needed, timeouts(config).run_dir_patience_s)
     must_be_ours(file, config.run_dir, config.run_dir_mode)
     try:
         _must_have_script(config, in_a_job)

@@ -10,17 +10,17 @@ import typer
 from rich.console import Console
 
 from checkpoint import descriptors
+from checkpoint.asking import answers
 from resilient import throughput
 from resilient.access import restrict
-from resilient.answering import DoesNotAnswer, must_answer
+from resilient.answering import DoesNotAnswer
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
 from resilient.config import ConfigError, attribute, load, notes, with_shards
-from resilient.config.timeouts import timeouts
 from resilient.decided import decided
 from resilient.driver.campaign import chain_of_job, end_chain, end_chain_at_target, follow, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
-from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, looked_back, sequel, waiting_behind
+from resilient.driver.farewell import LOOK_S, cost_of_a_kill, farewell, greeting, last_saved, looked_back, sequel, waiting_behind
 from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
 from resilient.exits import EnvironmentUnusable, Exit
@@ -41,11 +41,13 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     run_dir = None if given is None else Path(given)
     try:
         return _run(told, ahead, log)
-    except DoesNotAnswer:
-        raise  # neither does the chain's record
     except (ConfigError, EnvironmentUnusable) as error:
         chain = end_chain if isinstance(error, ConfigError) else chain_of_job
-        chained = chain(told.config, told.settings, run_dir)
+        if isinstance(error, DoesNotAnswer):  # the chain's record may be there
+            found = answers(lambda file: chain(file, told.settings, run_dir), [told.config], LOOK_S).get(told.config)
+            chained = found if isinstance(found, Succession) else None
+        else:
+            chained = chain(told.config, told.settings, run_dir)
         if chained is None:
             raise
         complain(error)
@@ -59,8 +61,6 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
 def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     config, given = told.config, list(told.settings)
     loaded = load(config, given)
-    needed = {"run_dir": loaded.run_dir, "checkpoint.tiers": loaded.checkpoint.tiers[-1].path}
-    must_answer(needed, timeouts(loaded).run_dir_patience_s, _warn)
     must_be_startable(config, given, loaded)
     restrict(loaded.run_dir_mode)
     allocation = allocation_of(loaded)
@@ -138,10 +138,6 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     if again is not None:
         asyncio.run(ask_for(again))
     return code
-
-
-def _warn(text: str) -> None:
-    typer.echo(f"resilient: {text}", err=True)
 
 
 def _must_be_allowed(ranks: int, *, checked: bool) -> None:
