@@ -14,7 +14,7 @@ from pathlib import Path
 from checkpoint import commit, direct, manifest, metadata, points, shard_manifest, slots
 from checkpoint.commit import fsync_file
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
-from checkpoint.fence import fsync_directory, guard, raise_fence
+from checkpoint.fence import fsync_directory, guard, newest_generation, raise_fence
 from checkpoint.layout import ArrayInfo, ChunkRun, Shard
 from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.naming import UNFINISHED, stale, step_path, temporary_path
@@ -145,7 +145,9 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
 
     Raises OSError, StaleGeneration, DamagedCheckpoint where the source is not what it was, Cancelled.
     """
-    raise_fence(root, attempt, make=False)
+    newest = newest_generation(root)
+    if newest is None or newest < attempt:  # where the driver could not; all nodes would queue for the lock
+        raise_fence(root, attempt, make=False)
     with guard(root, attempt):
         pass
     temporary = _take_over(root, node_shard.step, attempt)
