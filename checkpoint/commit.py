@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import crc32c
@@ -23,11 +24,11 @@ from checkpoint.verification import verify
 _FSYNC_THREADS = 8
 
 
-def good(root: Path, step: int) -> Manifest | None:
-    """The manifest of a step that is there and sound, None otherwise."""
+def good(root: Path, step: int, progress: Callable[[], None] = lambda: None) -> Manifest | None:
+    """The manifest of a step that is there and sound, None otherwise. Args: progress: called for each block that is read."""
     path = step_path(root, step)
     try:
-        verify(path)
+        verify(path, progress=lambda size_bytes: progress())
         return manifest.read(path)
     except DamagedCheckpoint:
         return None
@@ -84,6 +85,7 @@ def commit(
     *,
     of_others: bool = True,
     described: Callable[[], None] = lambda: None,
+    progress: Callable[[], None] = lambda: None,
 ) -> bool:
     """Publish the temporary directory of a step; False where the same step turned out to be there already, and sound.
 
@@ -93,6 +95,7 @@ def commit(
         of_others: one that is sound stays, whichever generation took the snapshot. Else one of another generation is set aside,
             too: it is of a past that the run does not go on from.
         described: called once the manifest is durable, and before the directories are.
+        progress: called for each file that is made durable, by several threads.
 
     Raises StaleGeneration, OSError: then it can be called again.
     """
@@ -101,13 +104,18 @@ def commit(
     points.reached("manifest_written")
     files = [temporary / path for path in (*contents.files, manifest.NAME)]
     directories = sorted({parent for file in files for parent in file.parents if parent.is_relative_to(temporary)})
+
+    def durable(fsync: Callable[[Path], None], path: Path) -> None:
+        fsync(path)
+        progress()
+
     with ThreadPoolExecutor(_FSYNC_THREADS, thread_name_prefix="checkpoint-fsync") as pool:
-        list(pool.map(fsync_file, files))
+        list(pool.map(partial(durable, fsync_file), files))
         points.reached("manifest_durable")
         described()
-        list(pool.map(fsync_directory, directories))
+        list(pool.map(partial(durable, fsync_directory), directories))
     points.reached("directories_durable")
-    there = good(root, contents.step)
+    there = good(root, contents.step, progress)
     if there is not None and (of_others or there.generation == contents.generation):
         shutil.rmtree(temporary)
         return False

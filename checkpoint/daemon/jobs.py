@@ -125,7 +125,7 @@ class TierJob:
         self.stopped.set()
 
     def progress(self, size_bytes: int) -> None:
-        """So many bytes are written. Called by any thread."""
+        """So many bytes are written, or a file is done with. Called by any thread."""
         self.progress_t = time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
@@ -349,14 +349,14 @@ class Jobs:
         )
 
     async def _commit(self, tier: Tier, job: TierJob, request: StartJob, began: float) -> DaemonNews:
-        flushed = self._flushed(tier, request)
-        settings = tier.settings
+        flushed, settings = self._flushed(tier, request), tier.settings
         if settings is None:
             raise CheckpointError(f"nothing can be committed on {tier.name}")
 
         def work() -> Manifest:
             tier.check_mounted()
-            return transfers.commit(request, job.lookup, flushed, job.root, settings.keep_last, settings.keep_every)
+            transfer = Copy(tier.pace, job.cancelled, job.progress)
+            return transfers.commit(request, job.lookup, flushed, job.root, settings.keep_last, settings.keep_every, transfer)
 
         contents = await self._in_thread(tier, work)
         tier.flushed = None

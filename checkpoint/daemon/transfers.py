@@ -17,7 +17,7 @@ from checkpoint.manifest import Manifest
 from checkpoint.naming import step_path
 from checkpoint.protocol import Replicate, StartJob
 from checkpoint.shard_manifest import ShardManifest
-from checkpoint.tiers import copying
+from checkpoint.tiers import copying, joint_commit
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.remote import RemoteShard
 
@@ -64,7 +64,13 @@ def flush(request: StartJob, lookup: Lookup, root: Path, transfer: Copy) -> Flus
 
 
 def commit(
-    request: StartJob, lookup: Lookup, flushed: FlushedShard | None, root: Path, keep_last: int, keep_every: int | None
+    request: StartJob,
+    lookup: Lookup,
+    flushed: FlushedShard | None,
+    root: Path,
+    keep_last: int,
+    keep_every: int | None,
+    transfer: Copy,
 ) -> Manifest:
     """Commit what all nodes have flushed.
 
@@ -77,7 +83,16 @@ def commit(
         found = lookup.open(request.key, request.shard)
         found.source.close()
         flushed = FlushedShard(found.manifest, found.documents)
-    return copying.finish(flushed.manifest, flushed.documents, root, request.generation, keep_last=keep_last, keep_every=keep_every)
+    return joint_commit.finish(
+        flushed.manifest,
+        flushed.documents,
+        root,
+        request.generation,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        progress=lambda: transfer.moved(0),
+        cancelled=transfer.cancelled.is_set,
+    )
 
 
 def _pair(request: Replicate) -> tuple[int, int]:

@@ -11,14 +11,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from checkpoint import commit, direct, manifest, metadata, points, shard_manifest, slots
+from checkpoint import direct, metadata, points, shard_manifest, slots
 from checkpoint.commit import fsync_file
-from checkpoint.errors import CheckpointError, DamagedCheckpoint
+from checkpoint.errors import DamagedCheckpoint
 from checkpoint.fence import fsync_directory, guard, newest_generation, raise_fence
 from checkpoint.layout import ArrayInfo, ChunkRun, Shard
-from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.naming import UNFINISHED, stale, step_path, temporary_path
-from checkpoint.pruning import prune_behind, remove
+from checkpoint.pruning import remove
 from checkpoint.runs import runs
 from checkpoint.shard_manifest import Chunks, ShardManifest
 from checkpoint.source import Source
@@ -65,7 +64,8 @@ def shards_of(text: bytes, path: Path, chunks: Chunks | None = None) -> dict[str
     return found
 
 
-def _root(documents: Mapping[str, bytes], path: Path) -> bytes:
+def root_metadata(documents: Mapping[str, bytes], path: Path) -> bytes:
+    """The root's metadata among the files that are no arrays; `path` is for messages. Raises DamagedCheckpoint."""
     try:
         return documents[metadata.NAME]
     except KeyError:
@@ -109,7 +109,7 @@ def _write_shard(
     source: Source, node_shard: ShardManifest, documents: Mapping[str, bytes], temporary: Path, copy: Copy, spare: Path | None
 ) -> None:
     """Make the directory, durable; see `to_tier`."""
-    shards = shards_of(_root(documents, source.path), source.path, node_shard.chunks)
+    shards = shards_of(root_metadata(documents, source.path), source.path, node_shard.chunks)
     if spare is not None and _fits(spare, {*documents, *shards}):
         spare.rename(temporary)
     else:
@@ -118,7 +118,7 @@ def _write_shard(
     for name, text in documents.items():
         path = temporary / name
         if not path.exists() or path.read_bytes() != text:
-            _make_parents(path, temporary)
+            make_parents(path, temporary)
             path.write_bytes(text)
     _write_chunks(source, node_shard, shards, temporary, copy, list(shards), lambda name: None)
     (temporary / shard_manifest.NAME).write_bytes(shard_manifest.encode(node_shard))
@@ -137,7 +137,7 @@ def _fits(spare: Path, names: set[str]) -> bool:
 
 
 def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, bytes], root: Path, attempt: int, copy: Copy) -> None:
-    """Write a node's share of a checkpoint that all nodes write together, on the durable tier; `finish` commits it.
+    """Write a node's share of a checkpoint that all nodes write together, on the durable tier; `joint_commit` commits it.
 
     Args:
         root: of committed checkpoints, which must be there: one that is unmounted or moved away meanwhile is not made anew.
@@ -153,14 +153,14 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
     temporary = _take_over(root, node_shard.step, attempt)
     if node_shard.node == 0:  # what others still write there was called off
         for leftover in stale(root, attempt, node_shard.step):
-            remove(leftover)
+            remove(leftover, lambda: copy.moved(0))
     points.reached("flush_begun")
     shares = temporary / SHARES
     shares.mkdir(exist_ok=True)
     name = f"node-{node_shard.node}.g{node_shard.generation}"
     journal = shares / f"{name}.done"
     done = set(journal.read_text(encoding="utf-8").split("\n")[:-1]) if journal.exists() else set()
-    shards = shards_of(_root(documents, source.path), source.path, node_shard.chunks)
+    shards = shards_of(root_metadata(documents, source.path), source.path, node_shard.chunks)
     lock = threading.Lock()
     with journal.open("a", encoding="utf-8") as file:
 
@@ -181,68 +181,7 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
     points.reached("flush_shared")
 
 
-def finish(
-    node_shard: ShardManifest,
-    documents: Mapping[str, bytes],
-    root: Path,
-    attempt: int,
-    *,
-    keep_last: int | None = None,
-    keep_every: int | None = None,
-) -> Manifest:
-    """Commit what all nodes have flushed; one of them does. After an OSError it can be called again.
-
-    A checkpoint of the same step that is of another generation's snapshot was passed over, or could not be read for a while: the
-    one that is there is not what the run goes on from, and is set aside.
-
-    Args:
-        node_shard: of the node that commits.
-
-    Raises OSError, StaleGeneration, CheckpointError where a share is missing.
-    """
-    target = step_path(root, node_shard.step)
-    temporary = temporary_path(root, node_shard.step, attempt)
-    if not temporary.exists() and target.exists():
-        there = manifest.read(target)
-        if there.generation == node_shard.generation:  # it was committed by one that died before it could say so
-            fsync_directory(root)
-            return there
-    with guard(root, attempt):
-        pass
-    points.reached("finish_begun")
-    if not (temporary / SHARES).exists() and (temporary / manifest.NAME).exists():
-        contents = manifest.read(temporary, step=node_shard.step)  # which is durable: it could only not be published
-    else:
-        contents = Manifest(node_shard.step, node_shard.generation, _gather(node_shard, documents, temporary))
-    commit.commit(
-        root, attempt, contents, of_others=False, described=lambda: _remove_others(temporary, {*contents.files, manifest.NAME})
-    )
-    for leftover in stale(root, attempt, node_shard.step):
-        remove(leftover)
-    if keep_last is not None:
-        prune_behind(root, node_shard.step, keep_last, keep_every, attempt)
-    return contents
-
-
-def _gather(node_shard: ShardManifest, documents: Mapping[str, bytes], temporary: Path) -> Mapping[str, FileEntry]:
-    """What the manifest says of each file, from all nodes' shares. Raises CheckpointError where a share or a file is not there."""
-    shares = [_share(temporary, node, node_shard) for node in range(node_shard.nodes)]
-    for name, text in documents.items():
-        _make_parents(temporary / name, temporary)
-        (temporary / name).write_bytes(text)
-    shards = shards_of(_root(documents, temporary), temporary)
-    try:
-        files = commit.entries(documents, shards.values(), shard_manifest.merged(shares))
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
-    for name, shard in shards.items():
-        size = (temporary / name).stat().st_size
-        if size != shard.size_bytes:
-            raise CheckpointError(f"{temporary / name} has {size} bytes instead of {shard.size_bytes}")
-    return files
-
-
-def _make_parents(path: Path, base: Path) -> None:
+def make_parents(path: Path, base: Path) -> None:
     """Make the directories of a file inside of `base`, which must be there. Raises OSError."""
     for parent in reversed(path.relative_to(base).parents[:-1]):
         (base / parent).mkdir(exist_ok=True)
@@ -259,31 +198,6 @@ def _take_over(root: Path, step: int, attempt: int) -> Path:
                     break
     temporary.mkdir(exist_ok=True)
     return temporary
-
-
-def _remove_others(temporary: Path, names: set[str]) -> None:
-    """Delete what is none of these files: shares, and what an attempt before has left that had other arrays."""
-    shares, over = temporary / SHARES, temporary / f"{SHARES}.over"
-    if shares.exists():
-        shutil.rmtree(over, ignore_errors=True)  # of an attempt that was cut off here
-        shares.rename(over)  # at once: half of them would be none
-    points.reached("finish_shares_gone")
-    for directory, inside, files in os.walk(temporary, topdown=False):
-        for name in files:
-            path = Path(directory, name)
-            if str(path.relative_to(temporary)) not in names:
-                path.unlink()
-        for name in inside:
-            with suppress(OSError):  # where something is left in it, it belongs to the checkpoint
-                Path(directory, name).rmdir()
-
-
-def _share(temporary: Path, node: int, node_shard: ShardManifest) -> ShardManifest:
-    path = temporary / SHARES / f"node-{node}.g{node_shard.generation}.json"
-    try:
-        return shard_manifest.decode(temporary, path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: that node has not flushed its share") from None
 
 
 def _write_chunks(
@@ -338,7 +252,7 @@ class _File:
 
     def open(self) -> None:
         """Make it, at full size. Raises OSError."""
-        _make_parents(self.path, self._target)
+        make_parents(self.path, self._target)
         self.fd = direct.open_to_write(self.path, create=True)
         if os.fstat(self.fd).st_size != self.shard.size_bytes:
             os.ftruncate(self.fd, self.shard.size_bytes)

@@ -17,7 +17,7 @@ from checkpoint.naming import step_path, steps
 from checkpoint.ownership import first_not_obeyed
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
-from checkpoint.tiers import copying
+from checkpoint.tiers import copying, joint_commit
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
 from checkpoint.tools.locations import STORAGE, directory, must_be_its_own, tiers
@@ -116,7 +116,7 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
             raise error
     assert first is not None, "a snapshot has at least one node shard"
     with naming(target):
-        copying.finish(*first, root, attempt)
+        joint_commit.finish(*first, root, attempt)
     return target
 
 

@@ -320,7 +320,7 @@ class Snapshots:
         job = self._transfers.on_done("commit", news.job_id, news.tier, news.shard, self._generation, out)
         if job is None:
             return
-        if job.unwanted is None:
+        if not self._invalidation.covers(job.key):  # else it counts, whatever it was called off for: it is there
             took_s = max(1e-3, now - job.began_t)
             self._durable.commit(job.key.step, news.size_bytes, took_s)
             self._snapshot_event(job.tier, job.key, job.size_bytes, job.stall_s, took_s, out)

@@ -90,7 +90,10 @@ class Transfers:
         self.jobs = {}
 
     def want(self, key: SnapshotKey, tiers: Iterable[str], generation: int, out: Outbox) -> None:
-        """A snapshot that is complete in memory is to go to these tiers, instead of what does not get on there."""
+        """A snapshot that is complete in memory is to go to these tiers, instead of what does not get on there.
+
+        A commit is called off, too: one that fails would be tried again without end. One that is being made is made, and told.
+        """
         for tier in self._plan.slower_tiers:
             if tier.name not in tiers:
                 continue

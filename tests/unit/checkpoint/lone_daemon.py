@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from checkpoint import step_path
+from checkpoint.daemon.jobs import HANG_S
 from checkpoint.framing import Decoder, Message, encode
 from checkpoint.handshake import daemon_keys
 from checkpoint.protocol import BeginSession, DaemonNews, DaemonSettings, Sync, Synced, TierSettings
@@ -22,9 +23,9 @@ TOKEN = "of the test"
 PREPARED = """
 import os, sys
 from checkpoint import points
-from checkpoint.daemon import daemon
+from checkpoint.daemon import daemon, jobs
 from checkpoint.daemon.__main__ import main
-point, reached, go, tier_s, memory_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+point, reached, go, tier_s, memory_s, hang_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 def pause():
     points.disarm()
     os.write(reached, b".")
@@ -33,7 +34,7 @@ if point:
     points.arm(point, pause)
 if tier_s:
     daemon.TIER_S = float(tier_s)
-daemon.MEMORY_S = float(memory_s)
+daemon.MEMORY_S, jobs.HANG_S = float(memory_s), float(hang_s)
 main()
 """
 
@@ -44,7 +45,8 @@ class LoneDaemon:
     Args:
         base: short path of a directory.
         pause_at: a point at which the daemon stops, in whichever thread comes by, until `go` is called.
-        tier_s: `TIER_S` of the daemon; its `MEMORY_S` is as long as a test waits, where this or `pause_at` is given.
+        tier_s: `TIER_S` of the daemon; its `MEMORY_S` is as long as a test waits, where this, `pause_at` or `hang_s` is given.
+        hang_s: `HANG_S` of the daemon.
         log_to: a descriptor for what it logs, in place of a file.
     """
 
@@ -55,6 +57,7 @@ class LoneDaemon:
         buffers: int = 2,
         pause_at: str | None = None,
         tier_s: float | None = None,
+        hang_s: float = HANG_S,
         log_to: int | None = None,
     ) -> None:
         self.base, self.buffers = base, buffers
@@ -67,9 +70,10 @@ class LoneDaemon:
         theirs_go, go = os.pipe()
         self._reached, self._go = reached, go
         program = [sys.executable, "-m", "checkpoint.daemon"]
-        if tier_s is not None or pause_at is not None:
+        if tier_s is not None or pause_at is not None or hang_s != HANG_S:
             pauses = [pause_at or "", str(theirs_reached), str(theirs_go)]
-            program = [sys.executable, "-c", PREPARED, *pauses, "" if tier_s is None else str(tier_s), str(PATIENCE_S)]
+            times = ["" if tier_s is None else str(tier_s), str(PATIENCE_S), str(hang_s)]
+            program = [sys.executable, "-c", PREPARED, *pauses, *times]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 program,
@@ -118,14 +122,21 @@ class LoneDaemon:
             )
         )
 
-    def begin(self, generation: int, ranks: int = 1) -> Path:
-        """A generation of so many ranks begins; the path of its session."""
-        self.send(BeginSession(generation=generation, node_rank=0, nodes=1, first_rank=0, ranks=ranks))
+    def begin(self, generation: int, ranks: int = 1, nodes: int = 1) -> Path:
+        """A generation begins, of so many ranks on this node, which is the first of so many; the path of its session."""
+        self.send(BeginSession(generation=generation, node_rank=0, nodes=nodes, first_rank=0, ranks=ranks))
         self.sync(generation)
         path = self.base / "session.json"
-        common: dict[str, Any] = {"generation": generation, "nodes": 1, "ranks": ranks, "mtbf_s": 1e5, "node": 0, "first_rank": 0}
+        common: dict[str, Any] = {
+            "generation": generation,
+            "nodes": nodes,
+            "ranks": ranks,
+            "mtbf_s": 1e5,
+            "node": 0,
+            "first_rank": 0,
+        }
         tiers = [{"name": "ram", "every_steps": 1}, {"name": "durable", "every_steps": 1}]
-        session.write(path, {**common, "directory": str(self.directory), "tiers": tiers, "candidates": []})
+        session.write(path, {**common, "mtbf_s": 1e5, "directory": str(self.directory), "tiers": tiers, "candidates": []})
         return path
 
     def sync(self, generation: int) -> Synced:

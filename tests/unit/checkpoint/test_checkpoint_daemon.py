@@ -39,7 +39,7 @@ from checkpoint.protocol import (
 )
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
-from checkpoint.tiers import copying, daemon_link
+from checkpoint.tiers import copying, daemon_link, joint_commit
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
 from checkpoint.tiers.session import SOCKET
@@ -210,7 +210,7 @@ def test_a_flush_whose_source_was_overwritten_leaves_nothing_that_a_later_one_wo
         copying.flush(bad, held, documents, daemon.durable, 1, copy)
     daemon.send(job("flush", "durable", 1))
     assert daemon.wait_for(Flushed).shard == 0
-    copying.finish(held, documents, daemon.durable, 1)
+    joint_commit.finish(held, documents, daemon.durable, 1)
     verify(daemon.durable / "step-00000001")
 
 

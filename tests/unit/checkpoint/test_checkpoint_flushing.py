@@ -24,7 +24,7 @@ from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.fence import raise_fence
 from checkpoint.protocol import Committed, Flushed, Held, JobFailed, SnapshotKey, StartJob, TierTrouble
 from checkpoint.source import DirectorySource
-from checkpoint.tiers import copying
+from checkpoint.tiers import copying, joint_commit
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
 from checkpoint.tools import flushing
@@ -122,12 +122,12 @@ def test_a_commit_that_a_file_system_ends_at_any_point_is_made_when_it_is_tried_
         copying.flush(held.source, held.manifest, held.documents, root, 1, held.copy)
         points.arm(point, fails)
         with pytest.raises(OSError, match="Input/output"):
-            copying.finish(held.manifest, held.documents, root, 1)
+            joint_commit.finish(held.manifest, held.documents, root, 1)
         attempt = 1
         if root.name == "next":  # a daemon died there, and another generation flushes the step again
             attempt = 2
             copying.flush(held.source, held.manifest, held.documents, root, attempt, held.copy)
-        assert copying.finish(held.manifest, held.documents, root, attempt).step == 1
+        assert joint_commit.finish(held.manifest, held.documents, root, attempt).step == 1
         verify(root / "step-00000001")
         assert [each.name for each in root.iterdir() if each.is_dir()] == ["step-00000001"]
 
@@ -158,7 +158,7 @@ def test_a_durable_tier_that_is_gone_at_any_moment_of_a_flush_is_not_made_anew_i
 
     def flush() -> None:
         copying.flush(held.source, held.manifest, held.documents, root, 1, held.copy)
-        copying.finish(held.manifest, held.documents, root, 1)
+        joint_commit.finish(held.manifest, held.documents, root, 1)
 
     if point:
         points.arm(point, goes)
@@ -322,7 +322,7 @@ def test_what_was_read_before_its_buffer_was_overwritten_is_kept_however_long_it
     if where == "flush":
         raise_fence(tmp_path, 1)
         copying.flush(source, held.manifest, held.documents, tmp_path, 1, held.copy)
-        copying.finish(held.manifest, held.documents, tmp_path, 1)
+        joint_commit.finish(held.manifest, held.documents, tmp_path, 1)
         verify(tmp_path / "step-00000001")
     else:
         copying.to_tier(source, held.manifest, held.documents, tmp_path / "step-00000001", held.copy)

@@ -14,7 +14,7 @@ from checkpoint.manifest import FileEntry
 from checkpoint.manifest import read as read_manifest
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
-from checkpoint.tiers import copying
+from checkpoint.tiers import copying, joint_commit
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
 from checkpoint.tools import flushing
@@ -137,11 +137,11 @@ def test_a_step_of_a_past_that_was_passed_over_gives_way_to_the_one_that_the_run
     node_shard = shard_manifest.read(path)
     documents = shard_manifest.documents(path, node_shard)
     copying.flush(DirectorySource(path, chunks=node_shard.chunks), node_shard, documents, run.durable, 3, copy())
-    told = copying.finish(node_shard, documents, run.durable, 3)
+    told = joint_commit.finish(node_shard, documents, run.durable, 3)
     assert told.generation == 2
     assert read(run.durable / "step-00000500") == (500.25, 2)
     aside = [each.name for each in run.durable.glob("step-*.*")]
     assert aside == (["step-00000500.passed-over-1"] if generation == 1 else [])
     assert steps(run.durable) == [500]
-    again = copying.finish(node_shard, documents, run.durable, 3)  # it was committed, and nobody could say so
+    again = joint_commit.finish(node_shard, documents, run.durable, 3)  # it was committed, and nobody could say so
     assert again.generation == 2

@@ -20,6 +20,8 @@ from checkpoint.protocol import (
     Skipped,
     SnapshotKey,
     StartJob,
+    TierTrouble,
+    TierWell,
 )
 from resilient.recovery.rollback import InvalidationRule
 
@@ -74,6 +76,7 @@ class Daemon:
     inbox: deque[DriverRequest | str] = field(default_factory=deque)
     outbox: deque[tuple[DaemonNews, bool]] = field(default_factory=deque)  # and whether it answers a request for the inventory
     generation: int = 0
+    troubled: set[str] = field(default_factory=set)
 
     @property
     def address(self) -> str:
@@ -185,7 +188,8 @@ class Daemon:
         has = any(place[1:3] == (request.key, request.shard) for place in (source or self).held)
         unreachable = source is not None and not source.alive
         fenced = kind == "commit" and request.generation < durable.fence
-        if work.cancelled or unreachable or fenced or not succeeds or (kind != "commit" and not has):
+        called_off = work.cancelled and kind != "commit"  # one that is being made is made, whatever is told meanwhile
+        if called_off or unreachable or fenced or not succeeds or (kind != "commit" and not has):
             self._say(
                 JobFailed(
                     generation=request.generation,
@@ -200,12 +204,27 @@ class Daemon:
                     superseded=kind in ("copy", "flush") and not has,
                 )
             )
-        elif kind in ("copy", "replicate"):
+            self._forget()
+            return
+        if request.tier in self.troubled:
+            self.troubled.remove(request.tier)
+            self._say(TierWell(generation=self.generation, tier=request.tier, down_s=1.0))
+        if kind in ("copy", "replicate"):
             place = (request.tier, request.key, request.shard, kind == "replicate")
             self._put(place)
             self._say(Held(generation=request.generation, shard=self.shard(place), job_id=request.job_id))
         else:
             self._to_durable(request, kind)
+        self._forget()
+
+    def trouble(self, work: Work) -> None:
+        """A job does not get on."""
+        if work.request.tier not in self.troubled:
+            self.troubled.add(work.request.tier)
+            self._say(TierTrouble(generation=self.generation, tier=work.request.tier, detail="nothing has been written"))
+
+    def _forget(self) -> None:
+        """What a job has read may be overwritten now."""
         if self.retain is not None and self.rank is not None and BEGIN_SESSION not in self.inbox:  # workers overwrite it
             self.held -= {place for place in self.given_up(self.retain) if not place[3]}
 
@@ -224,7 +243,7 @@ class Daemon:
 
     def restart(self) -> None:
         """The daemon dies, and another one finds what it held; what it was told is forgotten."""
-        self.work, self.retain, self.again = [], None, None
+        self.work, self.retain, self.again, self.troubled = [], None, None, set()
         asked = TAKE_INVENTORY in self.inbox
         self.inbox.clear()
         self.inventory(asked=False)
@@ -234,6 +253,7 @@ class Daemon:
     def die(self, *, keeps: tuple[str, ...]) -> None:
         """The node is gone. Args: keeps: tiers that are still there when it returns."""
         self.alive, self.rank, self.work, self.retain, self.again = False, None, [], None, None
+        self.troubled.clear()
         self.inbox.clear()
         self.outbox.clear()
         self.held = {place for place in self.held if place[0] in keeps}

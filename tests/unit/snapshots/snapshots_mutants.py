@@ -79,6 +79,12 @@ MUTANTS = (
         400,
     ),
     Mutant(
+        "a commit that was superseded and made all the same does not count",
+        "resilient.snapshots.snapshots",
+        "if not self._invalidation.covers(job.key):",
+        "if job.unwanted is None:",
+    ),
+    Mutant(
         "a step that is taken again is left out by what a node says of the time before",
         "resilient.snapshots.left_out",
         "        if again < known:\n            return self._report(node, step)\n",

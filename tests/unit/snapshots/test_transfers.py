@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from snapshot_course import Course, done, failed, promised, shard
 
-from checkpoint.protocol import Cancel, NodeShard, Retain, SnapshotKey, TierTrouble, TierWell
+from checkpoint.protocol import Cancel, NodeShard, Retain, SnapshotKey, StartJob, TierTrouble, TierWell
 from resilient.outbox import Effect
 from resilient.snapshots import TierPlan
 
@@ -205,6 +205,28 @@ def test_what_gets_on_again_after_a_trouble_is_not_called_off(course: Course) ->
     course.deliver(0, TierTrouble(generation=5, tier="scratch", detail="no space left on device", errno=28))
     course.deliver(0, TierWell(generation=5, tier="scratch", down_s=1.0))
     assert not course.requests(Cancel, course.all_take(6, wants=("scratch",)))
+
+
+def called_off(course: Course, *, how: str) -> StartJob:
+    """A commit that its daemon is told to call off, and that is not over."""
+    ((_, commit),) = course.jobs("commit", course.all_done(course.jobs("flush", course.all_take(5, wants=("scratch",)))))
+    course.deliver(0, TierTrouble(generation=5, tier="scratch", detail="nothing has been written for 30 s"))
+    effects = course.all_take(6, wants=("scratch",)) if how == "superseded" else course.do("roll_back", 4, "bad numbers")
+    assert [node for node, _ in course.requests(Cancel, effects)] == [0]
+    return commit
+
+
+def test_a_commit_that_was_superseded_and_made_all_the_same_is_told_and_counts(course: Course) -> None:
+    commit = called_off(course, how="superseded")
+    effects = course.deliver(0, done(commit))
+    assert [each["step"] for each in course.events("committed")] == [5]
+    assert course.core.durable_step == 5 and 5 in course.core.checkpoints
+    assert {each.key.step for _, each in course.jobs("flush", effects)} == {6}
+
+
+def test_a_commit_of_what_was_rolled_back_meanwhile_does_not_count(course: Course) -> None:
+    course.deliver(0, done(called_off(course, how="rolled back")))
+    assert not course.events("committed") and course.core.durable_step == 0 and course.core.checkpoints == []
 
 
 def test_a_stop_makes_durable_what_is_newer_than_where_it_went_on_and_not_than_a_damaged_checkpoint() -> None:
