@@ -11,6 +11,7 @@ import os
 import struct
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -105,16 +106,21 @@ def add(path: Path, folders: list[Path]) -> None:
         OSError: the archive cannot be written, or a folder not be read.
     """
     new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        if path.exists():
-            with path.open("rb") as old:
-                while data := old.read(COPY_BYTES):
-                    file.write(data)
-        for folder in folders:
-            _append(file, folder)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with new.open("wb") as file:
+            if path.exists():
+                with path.open("rb") as old:
+                    while data := old.read(COPY_BYTES):
+                        file.write(data)
+            for folder in folders:
+                _append(file, folder)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:  # it may be all the room that there was, and nobody comes back to it soon
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
     _sync(path.parent)
 
 

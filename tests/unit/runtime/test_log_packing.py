@@ -1,5 +1,6 @@
 """Old logs and incidents become archives: what is kept, that nothing is lost, and how few files are left."""
 
+import errno
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from crash_points import crashing_at
 from forked import forked
+from mounts import needs_root, small_disk
 
 from resilient.exits import EnvironmentUnusable
 from resilient.logs import archive, packing
@@ -120,6 +122,22 @@ def test_an_archive_that_was_cut_short_is_told(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(DamagedArchive, match="ends before folder g1 does"):
         archive.contents(path)
+
+
+@needs_root
+def test_a_packer_that_finds_no_room_leaves_as_much_as_there_was(tmp_path: Path):
+    with small_disk(tmp_path / "disk", 3 << 20) as disk:
+        for generation in range(1, 4):
+            (start(disk, generation) / "rank0.txt").write_bytes(os.urandom(1 << 20 if generation == 1 else 0))
+        packing.pack_folders(disk / "logs", FEW)
+        for generation in range(4, 25):
+            (start(disk, generation) / "rank0.txt").write_bytes(os.urandom(40 << 10))
+        there, free = names(disk), os.statvfs(disk).f_bavail
+        with pytest.raises(OSError) as failure:
+            packing.pack_folders(disk / "logs", FEW)
+        assert failure.value.errno == errno.ENOSPC
+        assert (names(disk), os.statvfs(disk).f_bavail) == (there, free)
+        assert read(disk, 1) == written(1, 1)
 
 
 def pack_and_die(directory: Path, left: int) -> None:
