@@ -43,23 +43,29 @@ class Position:
         self._path = run_dir / DIRECTORY / f"{name}.json"
         self._path.parent.mkdir(exist_ok=True)
         self._lock = os.open(self._path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            why = "another process feeds this sink; that of a job which has ended does so for some seconds more"
-            raise BlockingIOError(error.errno, why) from None
-        except OSError:
-            pass  # a file system without locks
         self.since_t = since_t
         self.at_bytes: dict[str, int] = {}
         self.newest_t: dict[str, float] = {}
         self.is_lost = False
-        kept = self._read()
-        if kept is not None:
-            self.since_t, self.at_bytes, self.newest_t = kept.since_t, dict(kept.at_bytes), dict(kept.newest_t)
-        else:
-            self._write({}, {})  # what comes from now on is not lost, even if nothing is ever taken in this job
+        try:
+            self._take_lock()
+            kept = self._read()
+            if kept is not None:
+                self.since_t, self.at_bytes, self.newest_t = kept.since_t, dict(kept.at_bytes), dict(kept.newest_t)
+            else:
+                self._write({}, {})  # what comes from now on is not lost, even if nothing is ever taken in this job
+        except BaseException:
+            self.close()  # or the next try would find that this process feeds the sink
+            raise
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            why = "another process feeds this sink; that of a job which has ended does so for some seconds more"
+            raise BlockingIOError(error.errno, why) from None
+        except OSError:
+            pass  # a file system without locks
 
     def _read(self) -> _Kept | None:
         try:

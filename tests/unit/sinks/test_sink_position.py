@@ -36,6 +36,19 @@ def test_a_sink_is_fed_by_one_process_at_a_time_and_the_other_one_says_why_it_wa
     second.close()
 
 
+def test_a_position_that_could_not_be_written_keeps_nobody_from_feeding_the_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Position, "_write", full)
+        with pytest.raises(OSError, match="No space left"):
+            Position(tmp_path, "webhook", 0.0)
+    Position(tmp_path, "webhook", 0.0).close()
+
+
 def feed(written, receiver, began_t: float) -> list[int]:
     """The steps of the faults that a job's pump sends to the end of the files."""
     ending, before = threading.Event(), len(receiver.told())
