@@ -23,7 +23,7 @@ METRICS = "metrics.jsonl"
 LINE_BYTES = 16 << 20  # of a line that is read; what is longer is none of the project's
 _SURROGATE = b"\\u"
 SINCE_BYTES = 1 << 20
-TAIL_BYTES = 8 << 20  # of a file that is opened: lines that a writer before this one may have left are looked for in it
+TAIL_BYTES = 8 << 20  # of a file that is opened, and as much as is appended: what a writer before may have left is looked for there
 
 
 class AppendFile:
@@ -102,7 +102,9 @@ class AppendFile:
         if self._end_bytes is not None:
             self._open(0)
         size = os.fstat(self._fd).st_size
-        start = self._end_bytes if self._end_bytes is not None and self._end_bytes <= size else max(0, size - TAIL_BYTES)
+        start = self._end_bytes
+        if start is None or start > size:
+            start = max(0, size - TAIL_BYTES - sum(map(len, lines)))
         keep, left, cut_short = missing(_read_from(self._fd, start), lines)
         if start + keep < size:
             os.ftruncate(self._fd, start + keep)

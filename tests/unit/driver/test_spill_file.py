@@ -166,3 +166,16 @@ def test_a_whole_file_is_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
     environ = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", program, tmp_path / "page"], env=environ, check=True)
     assert (tmp_path / "page").read_text(encoding="utf-8") == "größe"
+
+
+def test_however_much_of_a_spill_file_was_written_before_a_driver_was_killed_each_line_is_written_once(tmp_path: Path) -> None:
+    """More than a file that is opened is looked through for what a writer before may have left."""
+    run_dir, directory = tmp_path / "run", tmp_path / "spill"
+    run_dir.mkdir()
+    spilled, others = items(11, 24, 1 << 20), items(1, 10)  # 14 MiB
+    written = "".join(item.text for item in [*others, *spilled])
+    (run_dir / EVENTS).write_text(written[: -(3 << 20)])  # in the middle of a line
+    SpillFile(directory).append(spilled)
+    assert take_in(run_dir, directory) == 14
+    assert lines_of(run_dir) == list(range(1, 25))
+    assert (run_dir / EVENTS).read_text() == written
