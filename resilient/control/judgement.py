@@ -2,6 +2,7 @@
 step behind. What ranks are doing, their agents have found out (`Inspected`).
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +15,8 @@ from resilient.recovery.standing import Standing, astray
 Waiting = Literal["collective", "compiling"]
 
 # Files of the innermost Python frames of a thread that waits for other ranks, and of one that compiles.
-_COLLECTIVE = ("torch/distributed/", "torch/_C/_distributed")
+# torch.distributed.checkpoint writes files; where it waits for others, the collective's own frames are further in.
+_COLLECTIVE = re.compile(r"torch/distributed/(?!checkpoint/)|torch/_C/_distributed")
 # (What is compiled, or kept from it as FSDP's hooks are, runs through other files of the same packages.)
 _COMPILING = (
     *("torch/_dynamo/convert_frame", "torch/_inductor/compile_fx", "torch/_inductor/codecache", "torch/_inductor/async_compile"),
@@ -169,7 +171,7 @@ def doing(inspection: Inspection) -> Doing:
         return Doing("dead", "dead", None)
     if any(name in thread for thread in _threads(stacks) for name in _COMPILING):
         return Doing("compiling", "compiling", "compiling")
-    if any(name in frame for thread in _threads(stacks) for frame in thread.splitlines()[:_DEPTH] for name in _COLLECTIVE):
+    if any(_COLLECTIVE.search(frame) for thread in _threads(stacks) for frame in thread.splitlines()[:_DEPTH]):
         return Doing("waiting", "waiting in a collective", "collective")
     if inspection.standing is not None and _BACKWARD in frames.partition("\n")[0]:
         return Doing("waiting", "waiting in a collective", "collective")

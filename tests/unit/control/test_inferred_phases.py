@@ -5,14 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 from control_play import beat
-from watched_ranks import COLLECTIVE, COMPILER, LIMITS, LOADER, judged, received, seen, silent, warm
+from watched_ranks import COLLECTIVE, COMPILER, LIMITS, LOADER, MAIN, judged, received, seen, silent, warm
 
-from resilient.control.judgement import ALONE
+from resilient.control.judgement import ALONE, doing
 from resilient.control.learning import AGAIN, SELDOM_FACTOR, SELDOM_FLOOR_S
 from resilient.control.liveness import LONGER, NO_STEP, Suspicion, Watchdog
 from resilient.protocol.messages import Heartbeat, Inspection
 
 WAITS, SLEEPS, SPINS, COMPILES = seen(COLLECTIVE), seen(LOADER), seen(LOADER, "R", 0.99), seen(COMPILER)
+DCP = '  File "/x/torch/distributed/checkpoint/filesystem.py", line 262 in write\n'
+WRITES = seen(MAIN + DCP + '  File "/x/torch/serialization.py", line 1 in _save\n')
 
 
 def attached(step: int, t: float, **more: Any) -> Heartbeat:
@@ -95,6 +97,21 @@ def test_a_rank_that_writes_a_checkpoint_for_longer_than_anything_may_take_hangs
         inferred(watchdog, silent_s, 0)
         inferred(watchdog, LIMITS.ceiling_s - 1.0, 1, phase="snapshot")
         assert guilty(watchdog, {0: WAITS, 1: SLEEPS}) == expected
+
+
+def test_a_rank_that_writes_its_part_by_torch_distributed_checkpoint_does_not_wait_for_others():
+    watchdog = warm()
+    inferred(watchdog, LIMITS.floor_s + 0.1, 0)
+    inferred(watchdog, 1.0, 1, phase="snapshot")
+    assert guilty(watchdog, {0: WAITS, 1: WRITES}) is None
+    inferred(watchdog, LIMITS.ceiling_s + 0.1, 0)
+    inferred(watchdog, LIMITS.ceiling_s - 1.0, 1, phase="snapshot")
+    assert guilty(watchdog, {0: WAITS, 1: WRITES}) == (1,)
+
+
+def test_a_rank_that_waits_for_others_in_torch_distributed_checkpoint_waits():
+    gathers = COLLECTIVE.partition('  File "/y/')[0]
+    assert doing(seen(gathers + DCP)).waiting == "collective"
 
 
 def test_ranks_that_wait_for_one_that_says_it_evaluates_are_no_fault_before_its_own_time_is_over():
