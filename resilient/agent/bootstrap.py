@@ -73,8 +73,8 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     inspection.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
-    if entry.parse(spec.entrypoint).is_script and (random := sys.modules.get("numpy.random")) is not None:
-        random.seed()  # else all ranks would draw what the process that they were forked from would have drawn
+    if entry.parse(spec.entrypoint).is_script:
+        _draw_numbers_of_its_own()
     take_place()  # before the first thread that computes, and all threads of a standby
     if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported before that was known
@@ -113,6 +113,15 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     if is_script:
         program.end_threads_and_handlers()
     _leave(0, is_script=is_script)
+
+
+def _draw_numbers_of_its_own() -> None:
+    """As a process of its own does that nobody has seeded: else all ranks would draw what the one that they were forked from would
+    have drawn. Python's generator does so by itself, and GPUs begin with the same number in every process."""
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
 
 
 def _status(error: SystemExit) -> int:

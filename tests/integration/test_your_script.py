@@ -331,7 +331,7 @@ def test_the_command_stands_in_for_torchrun(tmp_path: Path, words: list[str], no
         assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= environ.keys()
         assert (tmp_path / f"left{rank}").read_bytes(), "atexit finds the names of the program"
         assert (tmp_path / f"log{rank}").read_text() == "its own: begins\n", "logging is the script's to set up"
-    assert drawn[0] != drawn[1], "of NumPy's generator, which nobody has seeded"
+    assert all(one != other for one, other in zip(*drawn, strict=True)), "of NumPy's and torch's, which nobody has seeded"
     assert "300" not in done.stdout
 
 
@@ -341,6 +341,7 @@ from pathlib import Path
 
 import beside
 import numpy
+import torch
 
 
 class State:
@@ -355,7 +356,8 @@ main = sys.modules["__main__"].__file__
 told = {"argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd(), "main": main, "environ": dict(os.environ)}
 helper = subprocess.Popen(["sleep", "600"])
 helper.terminate()
-told |= {"beside": beside.SEEN, "pid": os.getpid(), "terminated": helper.wait(60.0), "drawn": numpy.random.rand()}
+told |= {"beside": beside.SEEN, "pid": os.getpid(), "terminated": helper.wait(60.0)}
+told["drawn"] = [numpy.random.rand(), torch.rand(1).item()]
 Path(f"rank{rank}.json").write_text(json.dumps(told))
 """
 
