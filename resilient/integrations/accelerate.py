@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler
 
 import resilient
 from resilient import worker
-from resilient.state.position import samplers
+from resilient.state.position import dealt_out, samplers
 
 DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 SHARDED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)  # parameters that only these can put together
@@ -31,10 +31,10 @@ _END = object()
 
 
 class _Rest:
-    """What is saved beside model, optimizers and schedulers; `batch` of `epoch` is the next one that is read."""
+    """What is saved beside model, optimizers and schedulers; `batch` of `epoch` is the next one that each rank reads."""
 
     def __init__(self, accelerator: Accelerator, loader: Any) -> None:
-        self._scaler = accelerator.scaler
+        self._accelerator, self._scaler = accelerator, accelerator.scaler
         self._generators = [each.generator for each in _drawing(loader)]
         self._orders: Sequence[Tensor] = ()  # their states where the epoch began; before the first one, none
         self.epoch = self.batch = 0
@@ -58,10 +58,15 @@ class _Rest:
 
     def state_dict(self) -> dict[str, Any]:
         scaler = self._scaler.state_dict() if self._scaler is not None else None
-        return {"epoch": self.epoch, "batch": self.batch, "orders": list(self._orders), "scaler": scaler}
+        place = {"epoch": self.epoch, "batch": self.batch, "ranks": self._accelerator.num_processes}
+        return {**place, "orders": list(self._orders), "scaler": scaler}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
+        now = self._accelerator.num_processes
+        ranks = int(state.get("ranks", now))  # older snapshots do not say
+        if ranks != now and not self._accelerator.split_batches:  # else a batch is that of all ranks together
+            self.batch = dealt_out(self.batch, ranks, now)
         self._orders = state.get("orders", ())
         if self._scaler is not None and state["scaler"] is not None:
             self._scaler.load_state_dict(state["scaler"])

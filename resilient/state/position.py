@@ -67,13 +67,19 @@ class Position:
             raise ValueError(
                 f"the ranks had read different numbers of batches ({sorted(read)}), which mean nothing for {world_size} ranks"
             )
-        batches, rest = divmod(read.pop() * len(everyone), world_size)
-        if rest:
-            log.warning("%d batches that were read before cannot be dealt out to %d ranks, and are read again", rest, world_size)
+        batches = dealt_out(read.pop(), len(everyone), world_size)
         iterator = iter(self._loader)
         for _ in range(batches):
             next(iterator, None)
         self._loader.load_state_dict(self._loader.state_dict())  # the script's own iterator goes on from here
+
+
+def dealt_out(batches: int, before: int, now: int) -> int:
+    """How many batches of an epoch each of so many ranks has read, where each of the ranks before has read so many."""
+    each, rest = divmod(batches * before, now)
+    if rest:
+        log.warning("%d batches that were read before cannot be dealt out to %d ranks, and are read again", rest, now)
+    return each
 
 
 def _batches_read(state: Mapping[str, Any]) -> int:

@@ -1,6 +1,7 @@
 """The order of an epoch of a loader that Accelerate has prepared: found again when a loop goes on, or else refused."""
 
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,3 +37,22 @@ def test_an_order_that_a_generator_of_its_own_draws_is_found_again_in_the_middle
     attempts.held(AT)
     attempts.begin(AT)
     assert first + accelerated.losses(kind, TOTAL, ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "split_batches", "batch"), [(3, 4, False, 9), (4, 3, False, 16), (3, 4, True, 12), (None, 4, False, 12)]
+)
+def test_the_next_batch_of_another_number_of_ranks_is_the_one_after_those_that_all_have_read(
+    accelerated: Any, before: int | None, now: int, split_batches: bool, batch: int
+):
+    def rest(ranks: int) -> Any:
+        return accelerated.adapter._Rest(SimpleNamespace(scaler=None, num_processes=ranks, split_batches=split_batches), [])
+
+    saved = rest(before or 3)
+    saved.batch = 12
+    state = saved.state_dict()
+    if before is None:  # as older snapshots have it
+        state.pop("ranks", None)
+    loaded = rest(now)
+    loaded.load_state_dict(state)
+    assert loaded.batch == batch
