@@ -12,7 +12,7 @@ import torch
 
 from resilient.integrations import lightning_hooks
 from resilient.state import randomness
-from resilient.state.position import samplers
+from resilient.state.position import dealt_out, samplers
 
 DONE = ("ready", "started", "processed")  # counts of a batch that are those of completed ones between two batches
 
@@ -27,25 +27,35 @@ class Rest:
         self.epoch_random = randomness.capture()  # before the epoch's iterator was made
         self.epoch_orders: list[torch.Tensor] = []  # and the samplers' own generators; the first epoch has those of the script
         self.loaders: list[Any] = []  # after the last batch that counts
+        self._ranks = trainer.world_size  # that there were when it was saved
         self.ended: bool | None = None  # the training has: whether with a whole epoch
 
     def state_dict(self) -> dict[str, Any]:
         trainer, fit_loop = self.trainer, self.fit_loop()
         return {
             "fit_loop": fit_loop,
-            "loaders": self.loaders,
-            "epoch_random": self.epoch_random,
+            "ranks": trainer.world_size,
             "epoch_orders": self.epoch_orders,
             "schedulers": [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs],
             "lr": [[group["lr"] for group in each.param_groups] for each in trainer.optimizers],
             "precision": trainer.precision_plugin.state_dict(),
-            "callbacks": {each.state_key: each.state_dict() for each in trainer.callbacks},
             "datamodule": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
             "hooks": lightning_hooks.saved(trainer, fit_loop, self._own),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loaded = state
+
+    def own_state(self) -> dict[str, Any]:
+        """What ranks have of their own: callbacks may keep the time, or a metric of this rank's data."""
+        callbacks = {each.state_key: each.state_dict() for each in self.trainer.callbacks}
+        return {"loaders": self.loaders, "epoch_random": self.epoch_random, "callbacks": callbacks}
+
+    def load_own_state(self, state: Mapping[str, Any], *, same: bool) -> None:
+        """Of another number of ranks, callbacks go on from the first one's, as from a checkpoint of Lightning's."""
+        other = {} if same else {"loaders": [], "epoch_random": self.epoch_random}
+        if self.loaded is not None:
+            self.loaded = {**self.loaded, **state, **other}
 
     def begin_epoch(self) -> None:
         """The next iterator is that of another epoch: what its order is drawn with."""
@@ -89,6 +99,7 @@ class Rest:
             trainer.datamodule.load_state_dict(self.loaded["datamodule"])
         self.epoch_random, self.epoch_orders = self.loaded["epoch_random"], self.loaded["epoch_orders"]
         self.loaders = self.loaded["loaders"]
+        self._ranks = self.loaded.get("ranks", trainer.world_size)  # older snapshots do not say
         if not trainer.current_epoch:  # its iterator is made before the fit tells anything
             randomness.restore(self.epoch_random)
 
@@ -101,7 +112,10 @@ class Rest:
         fetcher = fit_loop._data_fetcher
         epoch, done = fit_loop.epoch_progress.current.processed, fit_loop.epoch_loop.batch_progress.current.completed
         loaders = self._loaders
-        for sampler in (each for loader in loaders for each in samplers(loader) if hasattr(each, "set_epoch")):
+        if self._ranks != self.trainer.world_size and any(hasattr(each, "num_replicas") for each in _samplers(loaders)):
+            done = dealt_out(done, self._ranks, self.trainer.world_size)
+            vars(fit_loop.epoch_loop.batch_progress.current).update(dict.fromkeys((*DONE, "completed"), done))
+        for sampler in (each for each in _samplers(loaders) if hasattr(each, "set_epoch")):
             sampler.set_epoch(epoch)
         if self.loaders:
             for loader, state in zip(loaders, self.loaders, strict=True):
@@ -144,6 +158,10 @@ class Rest:
         self.loaders = (
             [each.state_dict() for each in loaders] if able and self.trainer.fit_loop._data_fetcher.length is not None else []
         )
+
+
+def _samplers(loaders: Iterable[Any]) -> list[Any]:
+    return [each for loader in loaders for each in samplers(loader)]
 
 
 def _wrapped(loader: Any) -> list[Any]:

@@ -7,7 +7,7 @@ others mean the same on any number of ranks, if all ranks had the same.
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -24,7 +24,7 @@ from resilient.state.restored import Restoring
 ARRAY = "ranks/state"
 LEAST_BYTES = 1 << 14
 _LENGTH_BYTES = 8
-_OWN = ("random", "loader", "trained")
+_OWN = ("random", "loader", "trained", "own")
 _KEPT = (dict, OrderedDict, Counter, list, tuple, torch.Size)  # or as good as kept
 
 
@@ -32,11 +32,23 @@ class TooLong(Exception):
     """A document has grown beyond its row."""
 
 
+@runtime_checkable
+class HasOwn(Protocol):
+    """A part of `extra` of which something is each rank's own, and need not be alike on all of them."""
+
+    def own_state(self) -> Mapping[str, Any]: ...
+
+    def load_own_state(self, state: Mapping[str, Any], *, same: bool) -> None:
+        """After `load_state_dict`. Args: same: it is this rank's; else that of the first rank of as many as there were."""
+        ...
+
+
 class Documents:
     """The document of this rank.
 
     Args:
-        extra: a mapping from names to modules, things with `state_dict`, generators, or plain values; or one such thing.
+        extra: a mapping from names to modules, things with `state_dict`, generators, or plain values; or one such thing. What is
+            each rank's own of a `HasOwn` among them is kept beside it.
         modules: the modules among them and the model, by the prefix of their names.
 
     Attributes:
@@ -64,6 +76,7 @@ class Documents:
             "loader": encode(self._position.capture(), "loader"),
             "schedulers": [encode(each.state_dict(), f"scheduler {number}") for number, each in enumerate(self._schedulers)],
             "extra": self._captured_extra(),
+            "own": {name: encode(each.own_state(), f"extra[{name!r}]") for name, each in self._with_own()},
             "trained": [each.trained() for each in self._modules],
             "modules": [encode(each.rest(), "model") for each in self._modules],
             "optimizers": [
@@ -86,6 +99,10 @@ class Documents:
         return {
             name: encode(_captured(value), f"extra[{name!r}]") for name, value in extra.items() if not isinstance(value, Module)
         }
+
+    def _with_own(self) -> list[tuple[str, HasOwn]]:
+        extra = self._extra
+        return [(name, each) for name, each in extra.items() if isinstance(each, HasOwn)] if isinstance(extra, Mapping) else []
 
     def may_grow(self, size_bytes: int) -> bool:
         """Whether a document of this size leaves half of its row for what may come."""
@@ -122,6 +139,8 @@ class Documents:
             _check_alike(saved)
         try:
             self._restore_shared(saved[0])
+            for name, each in self._with_own():
+                each.load_own_state(decode(saved[0].get("own", {}).get(name, {}), self._device()), same=same)
             self.trained = saved[0].get("trained")
             self._position.restore([decode(each["loader"]) for each in saved], count, same=same)
             return decode(saved[0]["random"]) if same else {}

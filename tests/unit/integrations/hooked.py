@@ -1,5 +1,6 @@
 """Modules and callbacks of Lightning with hooks for checkpoints, and fits with them; imported only by what uses them."""
 
+import random
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -8,10 +9,13 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, EMAWeightAveraging
-from torch.utils.data import DataLoader, TensorDataset
+from pytorch_lightning.callbacks import Callback, EMAWeightAveraging, Timer
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from resilient.integrations import lightning_hooks
+from resilient.integrations.lightning_state import Rest
+from resilient.state.documents import Documents
+from resilient.state.position import Position
 
 ORDER: list[str] = []  # of hooks that were called with a checkpoint to load
 
@@ -83,9 +87,11 @@ class Own(Callback):
         pytest.fail("the hook of the callback that takes the snapshot")
 
 
-def fit(module: pl.LightningModule, directory: Path, *callbacks: Callback, steps: int) -> None:
+def fit(module: pl.LightningModule, directory: Path, *callbacks: Callback, steps: int, distributed: bool = False) -> None:
     torch.manual_seed(1)
-    data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+    dataset = TensorDataset(torch.randn(40, 4))
+    sampler = DistributedSampler(dataset, 1, 0, shuffle=False) if distributed else None
+    data = DataLoader(dataset, batch_size=4, sampler=sampler)
     quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     trainer = pl.Trainer(max_steps=steps, accelerator="cpu", devices=1, default_root_dir=directory, callbacks=[*callbacks], **quiet)
     trainer.fit(module, data)
@@ -110,3 +116,54 @@ def saved_at(directory: Path, step: int) -> tuple[dict[str, Any], dict[str, torc
     fit(Line(), directory, Counting(), ema, own, steps=step + 1)
     state, weights, averaged = found
     return state, weights, averaged
+
+
+ROOM = 1 << 16
+
+
+def documents(rest: Rest) -> Documents:
+    """As those of a rank that is attached, with nothing else in them."""
+    return Documents(modules=[], all_optimizers=[], schedulers=[], extra={"lightning": rest}, position=Position(None))
+
+
+def documents_at(directory: Path, step: int, ranks: int) -> torch.Tensor:
+    """The rows of so many ranks at a step, each with random numbers and a clock of its own."""
+    rows: list[torch.Tensor] = []
+
+    def take(trainer: pl.Trainer) -> None:
+        found = documents(Rest(trainer, own))
+        found.set_capacity(ROOM)
+        rows.append(found.local_shard(found.capture().replace(b'"ranks":1', f'"ranks":{ranks}'.encode()), 0, 1).data[0].clone())
+
+    for rank in range(ranks):
+        random.seed(rank)
+        own = Own(step, take)
+        fit(Plain(), directory, Timer(), own, steps=step + 1)
+    return torch.stack(rows)
+
+
+class GoingOn(Callback):
+    """Goes on from documents as the runtime's callback does, and notes the batches that there are then."""
+
+    def __init__(self, rows: torch.Tensor, *, same: bool) -> None:
+        self.rows, self.same = rows, same
+        self.batches: list[torch.Tensor] = []
+
+    def on_fit_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        self.rest = Rest(trainer, self)
+        documents(self.rest).restore(self.rows, 1, same=self.same)
+        self.rest.begin()
+
+    def on_train_start(self, *_: Any) -> None:
+        self.rest.go_to_batch()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, _: pl.LightningModule, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.rest.first_step()
+        self.batches.append(batch[0])
+
+
+def batches_after(directory: Path, rows: torch.Tensor, *, same: bool, distributed: bool) -> list[torch.Tensor]:
+    """Those of the rest of an epoch of ten, by one rank."""
+    going_on = GoingOn(rows, same=same)
+    fit(Plain(), directory, Timer(), going_on, steps=20, distributed=distributed)
+    return going_on.batches
