@@ -337,6 +337,16 @@ def failed(error: BaseException) -> None:
         at = at.tb_next
 
 
+def ended() -> None:
+    """The script is over and has not failed: what it has left to threads and to `atexit` has all the time there is."""
+    if _region is not None:
+        _go_on()
+        if _progress is not None:
+            _progress.over()
+        if not _region.phase & TOLD:
+            _region.enter(_CODES["start"])
+
+
 def beat(step: int) -> None:
     """Say that optimizer step `step` (1-based) is finished. All ranks beat every step."""
     if _region is not None:

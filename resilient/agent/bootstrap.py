@@ -98,6 +98,8 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         status = _status(error) if isinstance(error, SystemExit) else 1
         is_script = entry.parse(spec.entrypoint).is_script
         if status == 0 and is_script:
+            if is_rank:
+                worker.ended()
             program.end_threads_and_handlers()
         # A script that catches what ends it and leaves by `sys.exit` ends of what it has caught.
         ended_by = _cause_of(error) if isinstance(error, SystemExit) else error
@@ -107,10 +109,12 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         if not isinstance(error, SystemExit):
             (program.tell_of if is_script else traceback.print_exception)(error)
         _leave(status, is_script=is_script)
-    if progress is not None and os.getpid() == rank_pid:
+    is_rank, is_script = os.getpid() == rank_pid, entry.parse(spec.entrypoint).is_script
+    if progress is not None and is_rank:
         progress.ends()
-    is_script = entry.parse(spec.entrypoint).is_script
     if is_script:
+        if is_rank:
+            worker.ended()
         program.end_threads_and_handlers()
     _leave(0, is_script=is_script)
 

@@ -73,6 +73,7 @@ class Progress:
         self._uncounted = 0  # steps that its optimizer has taken, or loads, without having trained
         self._silent = False  # the script has said that it will speak for itself, and has not yet
         self._beating = True
+        self._over = False
         self._loop_comes = False  # one of the runtime's own, which beats after each of its steps
         self._phases = True
         self._lines = first_rank
@@ -141,7 +142,7 @@ class Progress:
 
     def is_silent(self) -> bool:
         """Whether nothing tells yet where the script stands: neither a step of an optimizer nor the script."""
-        return self._beating and self.count == 0
+        return self._beating and self.count == 0 and not self._over
 
     # -- what is observed ----------------------------------------------------------------------------------------------
 
@@ -279,6 +280,13 @@ class Progress:
             self.report_files(self.count)
         if self._first_rank and (self._beating or self._lines) and self._line_t and self._step > self._line_step:
             self._report_step(self._step, last=True)
+
+    def over(self) -> None:
+        """The script has come to its end: no further step need come, nor a collective."""
+        self.go_on()
+        if self.is_silent():
+            self._over = True
+            self._region.observe(False)
 
     def _silence(self) -> None:
         """In a process that the script has forked: the region is its parent's."""

@@ -231,6 +231,30 @@ def test_a_validation_by_one_rank_is_taken_for_a_hang_once_at_the_most(campaign:
     assert steps_told(run) == set(range(1, 121))
 
 
+LEAVES_WORK = """
+import atexit, os, threading, time
+import torch
+
+optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+for _ in range(60):
+    optimizer.step()
+    time.sleep(0.05)
+if os.environ["RANK"] == "0":
+    threading.Thread(target=time.sleep, args=(25.0,)).start()
+else:
+    atexit.register(time.sleep, 25.0)
+"""
+
+
+@pytest.mark.soak
+def test_what_a_script_leaves_to_a_thread_and_to_atexit_is_no_hang(campaign: Callable[..., Campaign], tmp_path: Path):
+    script = tmp_path / "leaves_work.py"
+    script.write_text(LEAVES_WORK)
+    run = campaign(entrypoint=str(script), cluster=ON_CPU, resilience=SOON)
+    assert run.run() == 0, run.output + run.logs()
+    assert not told(run), run.output
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("optimizer", ["adamw", soaked("sgd")])
 def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..., Campaign], optimizer: str):

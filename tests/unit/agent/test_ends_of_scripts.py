@@ -3,10 +3,19 @@
 import gzip
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from soak import soaked
+
+from resilient.heartbeat.agent_side import AgentRegion
+from resilient.worker import REGION_VARIABLE
+
+PATIENCE_S = 120.0
 
 SCRIPT = """
 import csv, gzip, sys, zipfile
@@ -111,3 +120,57 @@ def test_a_module_may_put_another_stream_in_the_place_of_its_output_when_it_is_i
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, timeout=120)
     said = (tmp_path / "out.txt").read_text()
     assert (done.returncode, set(said.split())) == (0, told), said
+
+
+TRAINED = """
+import atexit, sys, threading, time
+from pathlib import Path
+import torch
+from resilient import worker
+
+
+def work():
+    Path("at work").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
+
+
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+for _ in range(3):
+    optimizer.step()
+if sys.argv[1] == "thread":
+    threading.Thread(target=work).start()
+if sys.argv[1] == "fails":
+    raise RuntimeError("no")
+if sys.argv[1] == "told":
+    worker.phase("eval").__enter__()
+atexit.register(work)
+if sys.argv[1] == "leaves":
+    with worker.phase("step"):
+        sys.exit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "phase"),
+    [("ends", "start"), soaked("thread", "start"), ("leaves", "start"), soaked("told", "eval"), soaked("fails", "step")],
+)
+def test_what_a_script_leaves_to_its_end_is_no_step_unless_it_says_so_or_has_failed(tmp_path: Path, how: str, phase: str):
+    (tmp_path / "script.py").write_text(TRAINED)
+    environ = f"import os, torch\nos.environ['{REGION_VARIABLE}'] = 'region'\n"
+    with closing(AgentRegion(tmp_path / "region")) as region:
+        rank = subprocess.Popen([sys.executable, "-c", environ + RANK, f"script.py {how}"], cwd=tmp_path)
+        try:
+            wait_for(lambda: rank.poll() is not None or (tmp_path / "at work").exists())
+            assert (region.activity().step, region.activity().phase) == (3, phase)
+        finally:
+            (tmp_path / "go").touch()
+            status = rank.wait(PATIENCE_S)
+    assert status == (how == "fails"), (tmp_path / "out.txt").read_text()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -229,6 +229,13 @@ def test_a_script_that_asks_by_itself_is_not_stopped_for_it(watched: Watched):
     watched.model(torch.ones(4))
 
 
+def test_the_end_of_a_script_of_which_only_collectives_are_seen_ends_the_wait_for_them(watched: Watched):
+    watched.region.observe(True)
+    watched.progress.over()
+    assert not watched.agent.activity().observed
+    assert not watched.progress.is_silent(), "its collectives are not looked at any more"
+
+
 def test_a_step_costs_less_than_five_microseconds(watched: Watched):
     """Of processor time, at best of many: what else the machine does is not to be measured."""
     watched.progress._first_rank = watched.progress._lines = False
