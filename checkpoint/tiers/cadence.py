@@ -22,7 +22,7 @@ class Every:
     """When a tier wants a snapshot.
 
     Attributes:
-        steps: every so many steps; "auto" for the interval of Young and Daly; None for never by steps.
+        steps: at the multiples of so many steps; "auto" for the interval of Young and Daly; None for never by steps.
         seconds: at the first step after so long; None for never by time.
         cost: as often as snapshots take at most this share of the time; None for never by that. See `affordable`.
     """
@@ -71,13 +71,17 @@ class Clock:
         self._mtbf_s = mtbf_s
         self._stalls: list[float] = []
         self._last = dict.fromkeys(every, now)
+        self._asked: int | None = None  # the step that was asked about last
         self.timed = any(each.timed for each in every.values())
 
     def due(self, step: int, now: float) -> frozenset[str]:
-        """The tiers that want a snapshot of this step."""
-        return frozenset(name for name, every in self._every.items() if self._is_due(name, every, step, now))
+        """The tiers that want a snapshot of this step. Of steps that are not asked about, as where they go up by two, the next one
+        that is has their place."""
+        before = self._asked if self._asked is not None and self._asked < step else step - 1
+        self._asked = step
+        return frozenset(name for name, every in self._every.items() if self._is_due(name, every, before, step, now))
 
-    def _is_due(self, name: str, every: Every, step: int, now: float) -> bool:
+    def _is_due(self, name: str, every: Every, before: int, step: int, now: float) -> bool:
         since = now - self._last[name]
         if every.seconds is not None and since >= every.seconds:
             return True
@@ -86,7 +90,7 @@ class Clock:
 
             # The first one comes at once: what it costs is not known before.
             return not self._stalls or since >= young_daly(median(self._stalls), self._mtbf_s)
-        return every.steps is not None and step % every.steps == 0
+        return every.steps is not None and step // every.steps > before // every.steps
 
     def patience_s(self, tiers: frozenset[str], now: float) -> float:
         """How long a snapshot for these tiers may wait for a buffer; left out, the rarest of them would be twice as old."""

@@ -1,6 +1,7 @@
 """When a tier is due, as a function of steps, time and what snapshots cost."""
 
 import math
+from collections.abc import Iterable
 
 import pytest
 
@@ -10,6 +11,24 @@ from checkpoint.tiers.cadence import LONGEST_WAIT_S, PRIOR_S, Clock, Every, mean
 def test_every_so_many_steps_means_multiples() -> None:
     clock = Clock({"ram": Every(1), "disk": Every(5)}, 1e5, 0.0)
     assert [clock.due(step, 0.0) for step in (4, 5, 6)] == [{"ram"}, {"ram", "disk"}, {"ram"}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "due"),
+    [
+        (range(1, 1000, 2), [101, 201, 301, 401, 501, 601, 701, 801, 901]),
+        (range(1, 301), [100, 200, 300]),
+        (range(201, 402, 2), [301, 401]),
+        ([200, 202], [200]),
+        ([150, 250, 350], [250, 350]),
+        ([150, 250, 120, 199, 201, 250], [250, 201]),
+        ([99, 100, 100, 101], [100, 100]),
+    ],
+    ids=["by two", "by one", "after a restart", "first asked", "over a multiple", "back", "again"],
+)
+def test_every_so_many_steps_means_the_first_step_asked_about_from_each_multiple_on(asked: Iterable[int], due: list[int]) -> None:
+    clock = Clock({"disk": Every(100)}, 1e5, 0.0)
+    assert [step for step in asked if clock.due(step, 0.0)] == due
 
 
 def test_every_so_many_seconds_means_the_first_step_after_them() -> None:
