@@ -26,7 +26,7 @@ class Candidate:
         step: that it is of.
         tier: where it lies.
         path: of a committed checkpoint; None where nodes hold shards of it.
-        holdings: copies of the shards, nearest first.
+        holdings: copies of the shards, in the order in which they are opened while something is wanted: first those of this node.
         generation: that took it: another one's of the same step may lie where a copy is said to be. None: whichever is there.
     """
 

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,7 +91,7 @@ def contents_of(path: Path) -> tuple[Contents, Source]:
 def fill(
     path: Path,
     contents: Contents,
-    sources: Sequence[Source],
+    sources: Iterable[Source],
     local_shards: Sequence[LocalShard],
     *,
     threads: int | None = None,
@@ -99,6 +100,7 @@ def fill(
 
     Args:
         path: what messages call the checkpoint.
+        sources: gone through again for each chunk, by all threads, and no further than to the first that holds it.
 
     Raises as `load`.
     """
@@ -136,7 +138,7 @@ def _check(path: Path, contents: Contents, local_shard: LocalShard) -> None:
 
 
 def _runs(
-    path: Path, contents: Contents, sources: Sequence[Source], local_shards: Sequence[LocalShard], device: Device | None
+    path: Path, contents: Contents, sources: Iterable[Source], local_shards: Sequence[LocalShard], device: Device | None
 ) -> Iterator[_Run]:
     """What to read, by file and offset."""
     wanted: dict[Shard, list[tuple[ChunkRun, Block]]] = {}
@@ -153,11 +155,10 @@ def _runs(
             slot, end = whole.slot, whole.slot + whole.length
             while slot < end:
                 next_ones = whole.part(slot, slot + at_once)
-                source, count = next(
-                    ((source, count) for source in sources if (count := source.stretch(next_ones))), (sources[0], 0)
-                )
-                if not count:
+                found = next(((source, count) for source in sources if (count := source.stretch(next_ones))), None)
+                if found is None:
                     raise DamagedCheckpoint(path, f"{_chunk(shard, slot)} is nowhere to be had")
+                source, count = found
                 run = next_ones.part(slot, slot + count)
                 yield _Run(run, [each for each in chunk_runs if each[0].part(slot, slot + count).length], source)
                 slot += count
@@ -268,7 +269,7 @@ class _Reader:
         device: the GPU that local shards are on; None: they are on the CPU.
     """
 
-    def __init__(self, sources: Sequence[Source], run_bytes: int, device: Device | None) -> None:
+    def __init__(self, sources: Iterable[Source], run_bytes: int, device: Device | None) -> None:
         self._sources = sources
         self._run_bytes, self._device = run_bytes, device
         self._stage = device.stage() if device is not None and run_bytes else torch.empty(0, dtype=torch.uint8)
@@ -288,7 +289,7 @@ class _Reader:
             try:
                 self._read(run.chunk_run, run.wanted, run.source, buffer)
             except DamagedCheckpoint as error:
-                if len(self._sources) == 1:
+                if len(list(islice(self._sources, 2))) == 1:
                     raise
                 self._one_by_one(run, buffer, error)
 

@@ -6,16 +6,18 @@ and all agree before they go on. Each byte is read once: what no rank needs is v
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch.distributed as dist
 
-from checkpoint import manifest, metadata, shard_manifest
+from checkpoint import manifest, metadata
 from checkpoint.agreement import Ranks
 from checkpoint.asking import answers
 from checkpoint.candidates import Candidate
+from checkpoint.copies import Copies
 from checkpoint.errors import (
     PAUSES_S,
     CheckpointMismatch,
@@ -28,7 +30,7 @@ from checkpoint.loading import Seals, contents_of, fill
 from checkpoint.local_shard import LocalShard
 from checkpoint.metadata import Contents
 from checkpoint.naming import step_path, steps
-from checkpoint.source import DirectorySource, Source
+from checkpoint.source import Source
 from checkpoint.state import JSON
 from checkpoint.verification import verify_rest
 
@@ -171,13 +173,10 @@ def _attempt(choice: Candidate, local_shards: LocalShardsFor) -> _Attempt:
     """Fill this rank's tensors."""
     away: list[UnreachableCheckpoint] = []
     try:
-        contents, sources = _sources(choice, away)
-        try:
-            where = choice.path or sources[0].path
+        with ExitStack() as opened:
+            contents, sources = _sources(choice, away, opened)
+            where = choice.path or next(iter(sources)).path
             return _Attempt(None, None, contents.state, fill(where, contents, sources, local_shards(contents.state)))
-        finally:
-            for source in sources:
-                source.close()
     except DamagedCheckpoint as error:
         cause = away[0] if away else error
         return _Attempt(_Rejection(cause.reason, isinstance(cause, UnreachableCheckpoint)))
@@ -185,40 +184,14 @@ def _attempt(choice: Candidate, local_shards: LocalShardsFor) -> _Attempt:
         return _Attempt(mismatch=str(error))
 
 
-def _sources(choice: Candidate, away: list[UnreachableCheckpoint]) -> tuple[Contents, list[Source]]:
+def _sources(choice: Candidate, away: list[UnreachableCheckpoint], opened: ExitStack) -> tuple[Contents, Iterable[Source]]:
     """What a step holds, and where. Args: away: to it are added the copies that may be there, and do not answer."""
     if choice.path is not None:
         contents, source = contents_of(choice.path)
+        opened.callback(source.close)
         return contents, [source]
-    from checkpoint.tiers.remote import RemoteShard
-
-    sources: list[Source] = []
-    found: Contents | None = None
-    lost = DamagedCheckpoint(Path(), f"nobody holds step {choice.step}")
-    for holding in choice.holdings:
-        try:
-            if holding.directory is not None:
-                held = shard_manifest.read(holding.directory)
-                text = metadata.text(holding.directory, held.files.get(metadata.NAME))
-                each: Source = DirectorySource(holding.directory, chunks=held.chunks)
-            else:
-                remote = RemoteShard(holding.address or "", holding.remote_path, holding.key)
-                each, held, text = remote, remote.manifest, remote.document(metadata.NAME)
-        except UnreachableCheckpoint as error:
-            away.append(error)
-            lost = error
-            continue
-        except DamagedCheckpoint as error:
-            lost = error
-            continue
-        if held.step != choice.step or choice.generation not in (None, held.generation):
-            each.close()
-            continue
-        sources.append(each)
-        found = found or metadata.parse(each.path, text)
-    if found is None:
-        raise lost
-    return found, sources
+    copies = opened.enter_context(closing(Copies(choice, away)))
+    return copies.contents, copies
 
 
 def _rest(ranks: Ranks, path: Path, seals: Seals) -> _Rejection | None:

@@ -330,19 +330,33 @@ def write_session(path: Path, start: Start, described: Mapping[str, Any], *, nod
                 "step": start.durable_step,
             },
             "mtbf_s": start.mtbf_s,
-            "candidates": [as_entry(candidate, node, key) for candidate in unpack(start.candidates)],
+            "candidates": [
+                as_entry(candidate, node, key, (start.node_rank, start.nodes)) for candidate in unpack(start.candidates)
+            ],
         },
     )
 
 
-def as_entry(candidate: Candidate, node: int, key: str) -> dict[str, Any]:
-    """A candidate as the workers of a node read it: where its shards are, those that the node holds itself first."""
-    here = [{"directory": holder.directory} for shard in candidate.shards for holder in shard if holder.node == node]
+def as_entry(candidate: Candidate, node: int, key: str, place: tuple[int, int]) -> dict[str, Any]:
+    """A candidate as the workers of a node read it: where its shards are, those that the node holds itself first.
+
+    Args:
+        place: node rank, and how many nodes take part.
+    """
+    first = likeliest(len(candidate.shards), *place)
+    nearest_first = sorted(range(len(candidate.shards)), key=lambda number: abs(number - first))
+    holders = [holder for number in nearest_first for holder in candidate.shards[number]]
+    here = [{"directory": holder.directory} for holder in holders if holder.node == node]
     elsewhere = [
         {"address": holder.address, "path": holder.directory, "key": key}
-        for shard in candidate.shards
-        for holder in shard
+        for holder in holders
         if holder.node != node and holder.address
     ]
     step, generation = candidate.key.step, candidate.key.generation
     return {"step": step, "generation": generation, "tier": candidate.tier, "holdings": [*here, *elsewhere]}
+
+
+def likeliest(shards: int, node_rank: int, nodes: int) -> int:
+    """The shard that a node most likely needs: its own, or where there are fewer than nodes, that of its group of hybrid sharding;
+    where another number of nodes took the snapshot, the one that lies where the node does. Pure."""
+    return node_rank % shards if nodes % shards == 0 else node_rank * shards // nodes

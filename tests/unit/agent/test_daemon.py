@@ -243,7 +243,7 @@ def test_what_a_node_holds_itself_comes_first_and_a_node_without_an_address_is_l
         (Holder(0, "n0:1", "/a"), Holder(1, "n1:1", "/b")),
         (Holder(1, "n1:1", "/c"), Holder(2, "", "/d"), Holder(0, "n0:1", "/e")),
     )
-    entry = as_entry(Candidate(key=KEY, tier="nvme", shards=shards), 1, "t")
+    entry = as_entry(Candidate(key=KEY, tier="nvme", shards=shards), 1, "t", (0, 3))
     assert json.loads(json.dumps(entry)) == {
         "step": 5,
         "generation": KEY.generation,
@@ -255,3 +255,20 @@ def test_what_a_node_holds_itself_comes_first_and_a_node_without_an_address_is_l
             {"address": "n0:1", "path": "/e", "key": "t"},
         ],
     }
+
+
+@pytest.mark.parametrize(
+    ("shards", "place", "order"),
+    [
+        (4, (2, 4), [2, 1, 3, 0]),
+        (4, (0, 4), [0, 1, 2, 3]),
+        (2, (5, 6), [1, 0]),  # with hybrid sharding, where it is of the third group
+        (4, (2, 3), [2, 1, 3, 0]),  # of what four nodes have taken three need one and a third each
+        (3, (3, 4), [2, 1, 0]),
+    ],
+)
+def test_the_shard_that_a_node_needs_comes_before_those_that_are_further_off(shards: int, place: tuple[int, int], order: list[int]):
+    """Were it the first for all, every rank would ask every node in a row until it has come to its own."""
+    held = tuple((Holder(90 + shard, f"n{shard}:1", f"/{shard}"),) for shard in range(shards))
+    entry = as_entry(Candidate(key=KEY, tier="ram", shards=held), 7, "t", place)
+    assert [int(each["path"].removeprefix("/")) for each in entry["holdings"]] == order

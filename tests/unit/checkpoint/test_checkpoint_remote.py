@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from checkpoint import (
     restore,
     restoring,
     save,
+    shard_manifest,
 )
 from checkpoint.daemon.server import Server
 from checkpoint.errors import UnreachableCheckpoint
@@ -133,3 +137,87 @@ def test_where_nobody_answers_an_older_step_is_taken_and_else_it_is_no_defect(
             restore(tmp_path, lambda state: weights(0.0), held=held)
         with pytest.raises(NoUsableCheckpoint):
             restore(tmp_path, lambda state: weights(0.0))
+
+
+@contextmanager
+def nobody_needed() -> Iterator[tuple[Holding, list[socket.socket]]]:
+    """A copy at a node that hangs up on everybody, and who has called."""
+    callers: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as link:
+
+        def serve() -> None:
+            with suppress(OSError):  # it is over
+                while True:
+                    caller, _ = link.accept()
+                    callers.append(caller)
+                    caller.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield Holding(address=f"127.0.0.1:{link.getsockname()[1]}", remote_path="/ram/step-00000005", key=KEY), callers
+        link.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE_S)
+
+
+def copied(holding: Holding, base: Path) -> Path:
+    """The same copy on this node."""
+    return Path(shutil.copytree(holding.remote_path, base / "here"))
+
+
+def test_a_rank_whose_node_has_all_that_it_needs_connects_to_no_other(holding: Holding, tmp_path: Path):
+    """Else, after each restart, every rank would connect to every node."""
+    wanted = weights(0.0)
+    with nobody_needed() as (other, callers):
+        held = [Candidate(5, "ram", holdings=[Holding(copied(holding, tmp_path)), other])]
+        found = restore(tmp_path / "none", lambda state: wanted, held=held)
+    assert found is not None and found.step == 5
+    assert torch.equal(wanted[0].data, torch.ones(8, 8))
+    assert not callers
+
+
+def damaged(here: Path) -> None:
+    (path,) = (each for each in (here / "w").rglob("*") if each.is_file() and each.name != "zarr.json")
+    text = bytearray(path.read_bytes())
+    text[len(text) // 2 :] = bytes(len(text) - len(text) // 2)
+    path.write_bytes(text)
+
+
+def lacking(here: Path) -> None:
+    held = shard_manifest.read(here)
+    (here / shard_manifest.NAME).write_bytes(shard_manifest.encode(replace(held, chunks={})))
+
+
+def gone(here: Path) -> None:
+    shutil.rmtree(here)
+
+
+@pytest.mark.parametrize("what", [damaged, lacking, gone])
+def test_what_a_node_lacks_is_read_from_the_next_one_that_has_it_and_from_no_more(
+    what: Callable[[Path], None], holding: Holding, tmp_path: Path
+):
+    here = copied(holding, tmp_path)
+    what(here)
+    wanted = weights(0.0)
+    rejected: list[tuple[int, str, str]] = []
+    with nobody_needed() as (other, callers):
+        found = restore(
+            tmp_path / "none",
+            lambda state: wanted,
+            held=[Candidate(5, "ram", holdings=[Holding(here), holding, other])],
+            on_reject=lambda *each: rejected.append(each),
+        )
+    assert found is not None and (found.step, rejected) == (5, [])
+    assert torch.equal(wanted[0].data, torch.ones(8, 8))
+    assert not callers
+
+
+def test_what_nobody_has_who_answers_makes_no_snapshot_damaged(holding: Holding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A copy of which nobody was asked before may be sound."""
+    monkeypatch.setattr(restoring, "PAUSES_S", (0.01,))
+    here = copied(holding, tmp_path)
+    damaged(here)
+    behind, link = cut_off(holding)
+    with link, pytest.raises(NoReachableCheckpoint, match="refused"):
+        restore(tmp_path / "none", lambda state: weights(0.0), held=[Candidate(5, "ram", holdings=[Holding(here), behind])])
+    with pytest.raises(NoUsableCheckpoint):
+        restore(tmp_path / "none", lambda state: weights(0.0), held=[Candidate(5, "ram", holdings=[Holding(here)])])
