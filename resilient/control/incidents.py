@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from resilient.outbox import Outbox
 from resilient.recovery.faults import Fault
+from resilient.recovery.history import History
 from resilient.recovery.policy import Action
 
 RANKS_LISTED = 64  # in a field of an event; of more, `ranks_total` or `nodes_total` says how many
@@ -21,7 +22,7 @@ class Incidents:
     """
 
     def __init__(self) -> None:
-        self.faults: list[tuple[float, Fault]] = []  # with the time at which each was handled, unix seconds
+        self.faults = History()
         self._reported = 0  # also those that stop no rank
         self._stopped_ranks: list[tuple[Fault, float]] = []  # and when each happened
         self._stalls: list[tuple[Fault, float]] = []  # that a link explains, and when they began
@@ -38,7 +39,7 @@ class Incidents:
                 return
             self._stalls.append((fault, happened_t))
         elif action.name != "report":
-            self.faults.append((now, fault))
+            self.faults.append(now, fault)
             self._stopped_ranks.append((fault, happened_t))
         if action.name != "report":
             self._incident_id = self._incident_id or fault.fault_id
@@ -75,8 +76,8 @@ class Incidents:
 
     def follow_up(self, name: str, reason: str, now: float, generation: int, out: Outbox) -> None:
         """An action that follows from the loss of a node, not from a new fault."""
-        lost = [fault.fault_id for _, fault in self.faults if fault.kind == "node_lost"]
-        ids = {"fault_id": lost[-1] if lost else None, "incident_id": self._incident_id or None}
+        lost = next((fault.fault_id for _, fault in reversed(self.faults) if fault.kind == "node_lost"), None)
+        ids = {"fault_id": lost, "incident_id": self._incident_id or None}
         out.event("action", {**ids, "name": name, "reason": reason}, generation, now)
 
     def step_finished(self, step: int, beat_t: float, resumed_step: int, generation: int, out: Outbox) -> None:

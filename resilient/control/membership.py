@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from resilient.control.assignment import RankAssignment
-from resilient.control.shares import Rules, shares
+from resilient.control.shares import Rules, shares, whole
 from resilient.placement import fabric
 from resilient.recovery.without_spare import REMEMBERED
 
@@ -98,7 +98,6 @@ class Membership:
         self._stage_nodes = stage_nodes
         self.assignment = RankAssignment(range(self.wanted), (rules.procs,) * self.wanted)
         self._wounded: set[int] = set()
-        self._whole: dict[int, int] = {}  # ranks of so many whole nodes, of those that were asked for
         self._started = False
         self._absent = set(range(len(self.nodes)))
         self._unfit: set[int] = set()
@@ -411,10 +410,7 @@ class Membership:
         if self._wounded:
             best = sorted((self._able(index) for index in indexes), reverse=True)[: self.wanted]
             return sum(shares(best, self._rules))
-        found = min(self.wanted, count if count is not None else sum(1 for _ in indexes))
-        if found not in self._whole:
-            self._whole[found] = sum(shares((self._rules.procs,) * found, self._rules))
-        return self._whole[found]
+        return whole(min(self.wanted, count if count is not None else sum(1 for _ in indexes)), self._rules)
 
     def can_grow(self) -> bool:
         """Whether a generation with what stands by would be larger."""

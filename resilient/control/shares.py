@@ -5,6 +5,7 @@ parallelism. What is too much for the layout is taken from nodes with dead devic
 and from the last ones, so that ranks stay where their snapshots are.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,19 @@ def shares(devices: Sequence[int], rules: Rules) -> tuple[int, ...]:
         if found is not None and sum(count > 0 for count in found) >= rules.least_nodes:
             return found
     return ()
+
+
+def whole(count: int, rules: Rules) -> int:
+    """The sum of the shares of so many nodes whose devices all work, without a pass over them."""
+    each, least = rules.procs, max(rules.least, 1)
+    possible = bisect_right(rules.worlds, count * each) if each >= least else 0
+    for world in reversed(rules.worlds[:possible]):
+        gone, excess = divmod(count * each - world, each)
+        units, odd = divmod(excess, rules.unit)
+        left = count - gone
+        if not odd and units <= left * ((each - least) // rules.unit) and left >= rules.least_nodes:
+            return world
+    return 0
 
 
 def _trimmed(usable: Sequence[int], excess: int, rules: Rules) -> tuple[int, ...] | None:

@@ -4,8 +4,8 @@ Pure: (fault, history, budget, clock) to an action, by the first row of a table 
 
 What counts against a failure is the *stretch* of faults without progress that it belongs to: those since a step was last finished
 at which an earlier one had failed, or since an attempt of a script that says nothing got on (`resilient.recovery.attempts`).
-Restarts within a stretch follow each other with growing pauses; progress forgets them. Faults that come after one generation and
-before the next, as of nodes that are lost together, have ended one attempt, and count as one.
+Restarts within a stretch follow each other with growing pauses; progress forgets them. Faults count by the attempts that they have
+ended (`resilient.recovery.history`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from resilient.recovery.attempts import Attempt, got_on
 from resilient.recovery.faults import Fault, listed
+from resilient.recovery.history import History
 from resilient.recovery.rollback import RollBack, bad_numbers, choose, data_of
 
 ActionName = Literal[
@@ -32,6 +32,7 @@ ActionName = Literal[
 
 FLAPS = 3  # losses of one node within an hour, at the least, before it is left for them
 FIRST_PAUSE_S = 0.5
+HOUR_S = 3600.0
 PATIENCE = 2  # times as many failures that differ are put up with at one step as failures that are the same
 
 
@@ -72,7 +73,7 @@ class Situation:
 
     Attributes:
         fault: the one to decide on; `files` only of files that may be waited for.
-        earlier: (unix seconds, fault) of this job, oldest first, without `fault`.
+        earlier: those of this job, without `fault`.
         draining: a stop was asked for.
         now: unix seconds.
         outage: what a link of the group does or did a moment ago; None where all are well.
@@ -87,7 +88,7 @@ class Situation:
     """
 
     fault: Fault
-    earlier: Sequence[tuple[float, Fault]]
+    earlier: History
     budget: Budget
     draining: bool
     now: float
@@ -102,15 +103,23 @@ class Situation:
     left: frozenset[int] = frozenset()
 
     @cached_property
+    def _begin(self) -> int:
+        return self.earlier.begin(self.fault)
+
+    @property
     def stretch(self) -> list[Fault]:
         """The faults without progress between them, up to this one."""
-        return stretch([*(fault for _, fault in self.earlier), self.fault])
+        return [*(fault for _, fault in self.earlier.since(self._begin)), self.fault]
+
+    @cached_property
+    def failures(self) -> int:
+        """How many attempts they have ended."""
+        return self.earlier.failures(self.fault, self._begin)
 
     @cached_property
     def files_waited_s(self) -> float:
         """For how long files have been missing or unreadable, without progress since."""
-        before = len(self.stretch) - 1
-        times = [t for t, fault in self.earlier[len(self.earlier) - before :] if fault.files is not None]
+        times = [t for t, fault in self.earlier.since(self._begin) if fault.files is not None]
         return self.now - min(times, default=self.now)
 
     @property
@@ -124,15 +133,21 @@ class Situation:
             return False
         return fault.files is None or self.fault.files is not None
 
-    @property
+    @cached_property
     def same(self) -> int:
         """How many attempts this very failure has ended without progress, this time included."""
-        return len(attempts([fault for fault in self.stretch if fault.signature == self.fault.signature]))
+        return self.earlier.same(self.fault, self._begin)
+
+    @cached_property
+    def at_this_step(self) -> int:
+        """How many attempts were ended at the same step without progress, this one included."""
+        return self.earlier.at_step(self.fault, self._begin, self.left, self._counts)
 
     @property
-    def at_this_step(self) -> list[Fault]:
-        """What ended the attempts at the same step without progress, this one included."""
-        return attempts([fault for fault in self.stretch if fault.step == self.fault.step and self._counts(fault)])
+    def ways(self) -> str:
+        """How often each failure has ended an attempt at the same step without progress, and where."""
+        faults = [fault for fault in self.stretch if fault.step == self.fault.step and self._counts(fault)]
+        return _ways(attempts(faults))
 
     @property
     def bad_numbers(self) -> bool:
@@ -150,22 +165,16 @@ class Situation:
         """Where a roll-back would lead."""
         return choose(self.fault, self.in_vain, self.checkpoints, beginning=self.beginning)
 
-    @property
+    @cached_property
     def in_last_hour(self) -> int:
         """How many attempts before this one were ended less than an hour ago."""
-        recent = [fault for t, fault in self.earlier if self.now - t < 3600 and self._counts(fault)]
-        return len(attempts([*recent, self.fault])) - 1
+        return self.earlier.after(self.now - HOUR_S, self.fault, self.left, self._counts)
 
     @cached_property
     def lost_alone(self) -> int:
         """How many attempts of the last hour the node of this fault has ended by being lost, and no other with it, this time
         included; 0 of a fault that is no loss, or that other nodes have had a part in."""
-        recent = [fault for t, fault in self.earlier if self.now - t < 3600 and fault.kind == "node_lost"]
-        others = {fault.generation for fault in recent if fault.nodes != self.fault.nodes}
-        if self.fault.kind != "node_lost" or self.fault.generation in others:
-            return 0
-        own = [fault for fault in recent if fault.nodes == self.fault.nodes and fault.generation not in others]
-        return len(attempts([*own, self.fault]))
+        return self.earlier.lost_alone(self.now - HOUR_S, self.fault)
 
     @property
     def flaps(self) -> bool:
@@ -279,9 +288,9 @@ TABLE: tuple[Row, ...] = (
         lambda s: f"the same failure ({s.fault.detail}) at {_place(s.fault)} for the {ordinal(s.same)} time: no attempt passed it",
     ),
     Row(
-        lambda s: len(s.at_this_step) >= PATIENCE * s.budget.give_up_after_same_step,
+        lambda s: s.at_this_step >= PATIENCE * s.budget.give_up_after_same_step,
         "give_up",
-        lambda s: f"{len(s.at_this_step)} attempts ended at {_place(s.fault)}, if not in the same way: {_ways(s.at_this_step)}",
+        lambda s: f"{s.at_this_step} attempts ended at {_place(s.fault)}, if not in the same way: {s.ways}",
     ),
     Row(
         lambda s: s.fault.kind == "node_lost",
@@ -311,35 +320,18 @@ def decide(situation: Situation) -> Action:
     action = Action(row.action, row.reason(situation), roll_back=situation.way_back if rolls_back else None)
     if action.name == "replace_node" and situation.flaps:
         action = replace(action, leave=f"it {_often(situation)}")
-    failures = len(attempts(situation.stretch))
-    delay_s = pause_s(failures, situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
+    delay_s = pause_s(situation.failures, situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
     if situation.waits_for_files:  # the last attempt is made when the patience is over
         delay_s = min(delay_s, situation.budget.files_patience_s - situation.files_waited_s)
     if not delay_s:
         return action
-    why = f"{action.reason}, in {delay_s:g} s: {failures} failures without progress"
+    why = f"{action.reason}, in {delay_s:g} s: {situation.failures} failures without progress"
     return replace(action, reason=why, delay_s=delay_s)
 
 
 def pause_s(failures: int, longest_s: float) -> float:
     """How long to wait after so many failures without progress: not at all after the first, then twice as long each time."""
     return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures - 2, 30)) if failures > 1 else 0.0
-
-
-def stretch(faults: Sequence[Fault]) -> list[Fault]:
-    """Of faults, oldest first, the last ones between which no step was finished at which one of them had failed, and of whose
-    attempts none but the first got on."""
-    found: list[Fault] = []
-    attempts: list[Attempt] = []
-    furthest = -1
-    for fault in faults:
-        step = -1 if fault.step is None else fault.step
-        if step > furthest or (fault.attempt is not None and got_on(fault.attempt, attempts)):
-            found, furthest = [], step
-        found.append(fault)
-        if fault.attempt is not None:
-            attempts.append(fault.attempt)
-    return found
 
 
 def attempts(faults: Sequence[Fault]) -> list[Fault]:

@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "the restart that is decided on counts among those before it",
         "resilient.recovery.policy",
-        "        return len(attempts([*recent, self.fault])) - 1\n\n    @cached_property\n    def lost_alone",
-        "        return len(attempts([*recent, self.fault]))\n\n    @cached_property\n    def lost_alone",
+        "self.left, self._counts)\n\n    @cached_property\n    def lost_alone",
+        "self.left, self._counts) + 1\n\n    @cached_property\n    def lost_alone",
         examples=1_000,
     ),
     Mutant(

@@ -205,3 +205,14 @@ def test_while_nodes_wait_to_be_left_a_tick_costs_the_same_for_each_of_them_in_a
         costs.append(calls(lambda play=play: play.do("tick")) / nodes)  # type: ignore[misc]
     small, large = costs
     assert large <= 1.3 * small, costs
+
+
+@pytest.mark.parametrize("told", [lambda play, node: play.do("lost", node, "gone"), lambda play, node: play.do("departed", [node])])
+def test_of_nodes_that_are_lost_together_each_costs_the_same_in_a_world_of_any_size(told: Callable[[Play, int], object]):
+    """A switch takes thousands along, or it is the driver's own link."""
+    costs = []
+    for nodes in (64, 512):
+        play = world(nodes, fewer=(nodes // 4,))
+        costs.append(calls(lambda play=play, nodes=nodes: [told(play, node) for node in range(nodes // 2)]) / nodes)  # type: ignore[misc]
+    small, large = costs
+    assert large <= 1.3 * small, costs

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.control.shares import Rules, shares, whole_nodes
+from resilient.control.shares import Rules, shares, whole, whole_nodes
 
 
 def rules(procs: int = 4, least: int = 1, unit: int = 1, one: int = 1, nodes: int = 3, least_nodes: int = 1) -> Rules:
@@ -53,3 +53,12 @@ def test_whatever_works_ranks_are_on_devices_that_do_in_groups_that_stay_togethe
         assert count <= working and count % unit == 0 and (count == 0 or count >= of.least)
     if of.worlds[0] == unit and of.least <= unit:  # then nothing need be idle but what does not fill a group
         assert sum(found) == sum(working // unit * unit for working in devices)
+
+
+@given(st.data())
+def test_the_ranks_of_whole_nodes_are_counted_without_the_nodes(data: st.DataObject):
+    procs = data.draw(st.integers(1, 8))
+    worlds = tuple(sorted(data.draw(st.sets(st.integers(1, 48), min_size=1))))
+    of = Rules(procs, data.draw(st.integers(0, 9)), data.draw(st.integers(1, procs)), worlds, data.draw(st.integers(0, 4)))
+    count = data.draw(st.integers(0, 8))
+    assert whole(count, of) == sum(shares([procs] * count, of))

@@ -8,6 +8,7 @@ from soak import soaked_after
 
 from resilient.recovery.attempts import Attempt, got_on
 from resilient.recovery.faults import Fault
+from resilient.recovery.history import History
 from resilient.recovery.policy import Action, Budget, Situation, decide
 
 BUDGET = Budget(max_restarts_per_hour=30, give_up_after_same_step=3)
@@ -45,7 +46,7 @@ def play(faults: list[tuple[float, Fault]]) -> list[Action]:
     """What is done about each; a campaign ends when one is given up on."""
     done: list[Action] = []
     for number, (t, each) in enumerate(faults):
-        done.append(decide(Situation(each, faults[:number], BUDGET, False, t)))
+        done.append(decide(Situation(each, History(faults[:number]), BUDGET, False, t)))
         if done[-1].name == "give_up":
             break
     return done

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from resilient.recovery.faults import Fault
-from resilient.recovery.policy import ILL, TABLE, UNFIT, Budget, Situation, decide, pause_s, stretch
+from resilient.recovery.history import History
+from resilient.recovery.policy import ILL, TABLE, UNFIT, Budget, Situation, decide, pause_s
 from resilient.recovery.rollback import RollBack
 
 BUDGET = Budget(max_restarts_per_hour=7, give_up_after_same_step=3)
@@ -14,7 +15,7 @@ NOW = 10_000.0
 
 
 def situation(fault: Fault = FAULT, earlier: list[tuple[float, Fault]] | None = None, draining: bool = False) -> Situation:
-    return Situation(fault, earlier or [], BUDGET, draining, NOW)
+    return Situation(fault, History(earlier or []), BUDGET, draining, NOW)
 
 
 def stalled(waited_s: float, *, kind: str = "collective_timeout", outage: str | None = "link ib0 of node 1 is down") -> Situation:
@@ -226,7 +227,9 @@ def at(*steps: int | None) -> list[Fault]:
     ],
 )
 def test_a_step_that_had_failed_and_was_finished_forgets_the_failures_before(steps, left):
-    assert [fault.step for fault in stretch(at(*steps))] == list(left)
+    *earlier, last = at(*steps)
+    found = situation(last, [(NOW, each) for each in earlier]).stretch
+    assert [fault.step for fault in found] == list(left)
 
 
 def test_pauses_double_up_to_the_longest():
