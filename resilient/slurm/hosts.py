@@ -1,7 +1,7 @@
 """Slurm's compressed lists of host names, written out and folded, without asking scontrol. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 LIMIT = 1 << 17  # names in a list: no machine has so many nodes, and a range may name any number
@@ -50,6 +50,17 @@ def fold(names: Iterable[str]) -> str:
         else:
             ranges.append((number, number))
     return ",".join(_folded(prefix, ranges) for prefix, ranges in parts)
+
+
+def lists(names: Sequence[str], limit_bytes: int) -> Iterator[str]:
+    """Lists as `fold` writes them, none longer than that unless it is of one name, and together of all names, in their order."""
+    text = fold(names)
+    if len(text.encode()) <= limit_bytes or len(names) < 2:
+        yield text
+        return
+    half = len(names) // 2
+    yield from lists(names[:half], limit_bytes)
+    yield from lists(names[half:], limit_bytes)
 
 
 def _folded(prefix: str, ranges: list[tuple[str, str]]) -> str:

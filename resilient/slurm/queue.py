@@ -13,10 +13,11 @@ from datetime import datetime
 from pathlib import Path
 
 from resilient.slurm.answer import answer
-from resilient.slurm.hosts import expand
+from resilient.slurm.hosts import expand, lists
 from resilient.slurm.options import in_script, overriding
 
 ASK_S = 10.0
+ARGUMENT_BYTES = 120_000  # the kernel starts no command with one of more than 131,071
 FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,StartTime:24,Reason:48"  # each wider than anything that stands in it
 
 # States in which a job still holds its nodes and may use them.
@@ -247,8 +248,11 @@ async def allotted(job_id: str, *, timeout_s: float = ASK_S) -> AllottedJob | No
 
 
 async def node_states(hosts: Collection[str], *, timeout_s: float = ASK_S) -> dict[str, frozenset[str]]:
-    """What Slurm calls each of these nodes, as {"DOWN", "NOT_RESPONDING"}. Raises SlurmSilent."""
-    return parse_nodes(await _call(["scontrol", "--oneliner", "show", "node", ",".join(hosts)], timeout_s))
+    """What Slurm calls each of these nodes, as {"DOWN", "NOT_RESPONDING"}. Raises SlurmSilent. Args: timeout_s: of one command."""
+    found: dict[str, frozenset[str]] = {}
+    for names in lists(list(hosts), ARGUMENT_BYTES):
+        found |= parse_nodes(await _call(["scontrol", "--oneliner", "show", "node", names], timeout_s))
+    return found
 
 
 async def reservations() -> str:

@@ -1,11 +1,15 @@
 """The answers of Slurm's commands, as Slurm 22.05 prints them."""
 
+import asyncio
+import os
 import re
+import sys
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from resilient.slurm import options
+from resilient.slurm import options, queue
 from resilient.slurm.options import in_script, overriding
 from resilient.slurm.queue import QueuedJob, environment, parse_allotted, parse_kill_wait, parse_nodes, parse_queue
 
@@ -173,3 +177,28 @@ def test_a_variable_of_sbatch_wins_over_no_letter_and_no_shortened_name(line: st
     without = overriding(in_script(f"#SBATCH {line}\n"))
     assert without >= {f"SBATCH_{name}" for name in variables}
     assert not without & {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION"}
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("a-node-with-a-long-name-as-sites-have-them-{:06}", 1), ("n{:06}.rack.partition.cluster.example.org", 3)]
+)
+def test_the_states_of_nodes_are_told_however_long_their_names_are_together(
+    name: str, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The kernel starts no command with an argument of more than 131,071 bytes."""
+    program, asked = tmp_path / "scontrol", tmp_path / "asked"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        "from resilient.slurm.hosts import expand\n"
+        f"with open({str(asked)!r}, 'a') as file:\n"
+        "    print('asked', file=file)\n"
+        "for name in expand(sys.argv[-1]):\n"
+        "    print(f'NodeName={name} Arch=x86_64 State=MIXED+DRAIN ThreadsPerCore=2')\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hosts = [name.format(number) for number in range(5_000)]
+    found = asyncio.run(queue.node_states(hosts))
+    assert found == dict.fromkeys(hosts, frozenset({"MIXED", "DRAIN"}))
+    assert len(asked.read_text().splitlines()) <= calls
