@@ -4,10 +4,10 @@
     trainer = Trainer(..., callbacks=[callback])
     trainer.train(resume_from_checkpoint=callback.resume(trainer, otherwise=newest_checkpoint_of_its_own))
 
-Owns what the Trainer keeps beside model and optimizer: its state, the scheduler, the scaler. A checkpoint folder without weights
-tells the Trainer where to go on, and it loads none from there, for they are in the model already. Its log history begins anew with
-each attempt. A snapshot is taken when all is done behind a step, for an evaluation changes the best metric, and may change the
-learning rate.
+Owns what the Trainer keeps beside model and optimizer: its state, the scheduler, the scaler, what its callbacks keep. A checkpoint
+folder without weights tells the Trainer where to go on, and it loads none from there, for they are in the model already. Its log
+history begins anew with each attempt. A snapshot is taken when all is done behind a step, for an evaluation changes the best
+metric, and may change the learning rate.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from typing import Any
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
 import resilient
@@ -56,11 +57,32 @@ class _Rest:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loaded = state
 
+    def own_state(self) -> dict[str, Any]:
+        """What callbacks keep, by class, in the order that the Trainer calls them: how long one waits for a better metric."""
+        callbacks = self._callbacks().items()
+        return {"callbacks": {name: [each.state().get("attributes", {}) for each in found] for name, found in callbacks}}
+
+    def load_own_state(self, state: Mapping[str, Any], *, same: bool) -> None:
+        """Of another number of ranks, callbacks go on from the first one's."""
+        if self.loaded is not None:
+            self.loaded = {**self.loaded, **state}
+
+    def _callbacks(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for each in self.trainer.callback_handler.callbacks:
+            if isinstance(each, ExportableState):
+                found.setdefault(type(each).__name__, []).append(each)
+        return found
+
     def begin(self, scheduler: Any) -> None:
         """Scheduler and scaler are there."""
         self.scheduler = scheduler
         if self.loaded is None:
             return
+        for name, callbacks in self._callbacks().items():
+            for each, attributes in zip(callbacks, self.loaded.get("callbacks", {}).get(name, ()), strict=False):
+                for attribute, value in attributes.items():
+                    setattr(each, attribute, value)
         for part, saved in ((scheduler, self.loaded["scheduler"]), (self.trainer.accelerator.scaler, self.loaded["scaler"])):
             if part is not None and saved is not None:
                 part.load_state_dict(saved)

@@ -76,6 +76,13 @@ def test_a_snapshot_has_what_the_evaluation_behind_its_step_has_changed(
     assert first.evaluated + second.evaluated == calm.evaluated and AT in calm.evaluated
 
 
+def test_evaluations_without_a_better_metric_are_counted_on_so_that_a_training_ends_early_where_a_calm_one_does(
+    attempts: Attempts, trained: Any, tmp_path: Path
+):
+    calm, _, second = goes_on(attempts, trained, tmp_path, rows=5 * AT, eval_strategy="steps", eval_steps=3, patience=3)
+    assert max(second.steps) == max(calm.steps) == 12
+
+
 @pytest.mark.parametrize(("at", "form"), [(AT, "steps"), (AT, "epochs"), (AT - 2, "epochs")])
 def test_a_stop_evaluates_what_is_due_then_and_nothing_else_and_saves(
     attempts: Attempts, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, form: str

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from resilient.integrations.transformers import ResilientCallback
 
@@ -66,9 +66,12 @@ class Script:
     Args:
         rows: of which an epoch has half as many steps.
         asks_at: a callback behind the others asks for an evaluation at this step.
+        patience: the training ends after so many evaluations in a row without a better loss.
     """
 
-    def __init__(self, folder: Path, steps: int, rows: int, *, asks_at: int | None = None, **words: Any) -> None:
+    def __init__(
+        self, folder: Path, steps: int, rows: int, *, asks_at: int | None = None, patience: int | None = None, **words: Any
+    ) -> None:
         torch.manual_seed(3)
         self.steps: dict[int, list[Any]] = {}
         self.evaluated: list[int] = []
@@ -91,7 +94,7 @@ class Script:
             },
         )
         self.callback = ResilientCallback()
-        callbacks = [self.callback, Recorder(self, asks_at)]
+        callbacks = [self.callback, Recorder(self, asks_at), *([EarlyStoppingCallback(patience)] if patience is not None else [])]
         self.trainer = Trainer(self.model, arguments, train_dataset=Rows(rows), eval_dataset=Rows(4), callbacks=callbacks)
 
     def weights(self) -> list[float]:
