@@ -301,7 +301,7 @@ def test_a_roll_back_leaves_nothing_newer_on_any_tier_and_the_same_steps_can_be_
     assert [said[0] for said in nodes.begin()] == [2, 2]
     assert aside_in(nodes) == ["step-00000004.rolled-back-1", "step-00000006.rolled-back-1"]
     assert steps(nodes.root) == [2]
-    assert nothing_newer(nodes, 2)
+    nodes.wait(lambda: nothing_newer(nodes, 2), "daemons have deleted what is void")
     rejected = [(e.fields["step"], e.fields["tier"]) for e in nodes.events if e.event == "checkpoint_rejected"]
     assert {step for step, _ in rejected} >= {4, 6}
     assert nodes.step(3, ALL)
@@ -323,7 +323,7 @@ def test_a_daemon_that_dies_before_it_has_cleared_what_is_void_brings_nothing_ba
     assert nodes.deaths == 2
     nodes.end_workers()
     assert [said[0] for said in nodes.begin()] == [2, 2]
-    assert nothing_newer(nodes, 2)
+    nodes.wait(lambda: nothing_newer(nodes, 2), "daemons have deleted what is void")
 
 
 def test_a_driver_that_dies_in_the_middle_of_a_roll_back_is_followed_by_one_that_knows_of_it(lab: Callable[..., Lab]) -> None:
