@@ -52,12 +52,15 @@ class Nodes:
         self.gather(when, out)
 
     def on_health(self, node: int, message: Health, when: Moment, out: Outbox) -> None:
-        """A node has been checked. One that is not fit is left out, but its agent lives, for what it holds."""
+        """A node has been checked. One that is not fit is left out, but its agent lives, for what it holds.
+
+        Of one that counts as lost it says nothing: its next agent has it checked anew.
+        """
         known = self._core.membership.nodes[node]
         found = fitness.judge(f"node {node} ({known.host})", message, known.skew_s)
         if found.event is not None:
             out.event("health", {"node": node, **found.event}, self._generation, when.now, known.host)
-        if self._core.shutdown.saving is not None:  # no ranks are wanted any more, but what it holds is
+        if self._core.shutdown.saving is not None or not known.joined:  # no ranks are wanted any more, but what it holds is
             return
         if found.dead and not self._core.membership.is_left(node):
             why = found.unfit or found.ill or ""

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from resilient import storage
 
 EVERY = 10
 PATIENCE_S = 300.0
+COPY_S = 20.0
 Keeping = Callable[..., Campaign]
 
 
@@ -174,6 +175,16 @@ def test_a_stop_after_a_damaged_checkpoint_loses_nothing(keeping: Keeping):
 # -- snapshots that are lost -------------------------------------------------------------------------------------------
 
 
+def stopped_with_copies(run: Campaign, pids: Iterable[int]) -> bool:
+    """Stop ranks, and say whether copies of the newest snapshot are there then: one may be stopped while it takes it."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + COPY_S
+    while replicated(run) < run.step() - 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return replicated(run) >= run.step() - 1
+
+
 @pytest.mark.soak
 def test_a_node_that_loses_its_snapshots_takes_new_ones_and_with_replicas_a_worker_that_dies_then_costs_a_step(keeping: Keeping):
     run = keeping(cluster={"nodes": 2, "procs_per_node": 1}).start()
@@ -185,9 +196,11 @@ def test_a_node_that_loses_its_snapshots_takes_new_ones_and_with_replicas_a_work
     assert len(run.events("generation_started")) == 1
     assert {event["kind"] for event in run.events("fault")} <= {"storage"}
     pids = run.workers()
-    for pid in pids.values():
-        os.kill(pid, signal.SIGSTOP)  # so that there is no newer snapshot
-    until(run, lambda: replicated(run) >= run.step() - 1, "the copies of what was taken last")
+    while not stopped_with_copies(run, pids.values()):
+        for pid in pids.values():
+            os.kill(pid, signal.SIGCONT)
+        step = run.step()
+        until(run, lambda step=step: run.step() > step + 1, "further steps")
     strike(run, "snapshot_lost", node=0)
     os.kill(pids[1], signal.SIGKILL)
     os.kill(pids[0], signal.SIGCONT)

@@ -28,6 +28,7 @@ class LedgerChecks:
         lost: nodes of faults that are losses.
         restarts: that were decided on after a generation: when, unix seconds, and which nodes had been lost, if that was why.
         voids: what roll-backs have invalidated.
+        bad: by fault that put the state in doubt, what is invalid where nothing is gone back to.
         go_back_to: the target of the last roll-back, until a generation has finished a step.
         said: by generation the step from which its rank 0 went on.
         silent: how often the daemon of a node did not answer at the end of the job.
@@ -41,6 +42,7 @@ class LedgerChecks:
     lost: dict[str, frozenset[int]] = field(default_factory=dict)
     restarts: dict[int, list[tuple[float, frozenset[int]]]] = field(default_factory=dict)
     voids: list[InvalidationRule] = field(default_factory=list)
+    bad: dict[str, InvalidationRule] = field(default_factory=dict)
     go_back_to: int | None = None
     said: dict[int, int] = field(default_factory=dict)
     silent: Counter[int] = field(default_factory=Counter)
@@ -64,6 +66,8 @@ class LedgerChecks:
                     unanswered.add(fault_id)
                     if "at the end of the job" in str(each.fields["detail"]):
                         self.silent.update(each.fields["nodes"])  # type: ignore[call-overload]
+                    if each.fields["kind"] in ("not_finite", "loss_spike"):
+                        self.bad[fault_id] = InvalidationRule(each.generation, max(1, int(str(each.fields["step"] or 1))) - 1)
                     if each.fields["kind"] == "node_lost":
                         self.lost[fault_id] = frozenset(each.fields["nodes"])  # type: ignore[arg-type]
                 case "action":
@@ -100,6 +104,9 @@ class LedgerChecks:
             self.gave_up = True
             if "within an hour" in reason:
                 assert in_last_hour >= self.budget.max_restarts_per_hour, f"{reason}, but there were {in_last_hour}"
+        if name == "finish_drain" and (bad := self.bad.get(str(event.fields["fault_id"]))) is not None:
+            step = event.fields.get("step")  # nothing of it becomes durable
+            self.voids.append(bad if step is None else InvalidationRule(event.generation, int(str(step))))
         if name == "roll_back":
             step = event.fields["step"]
             assert isinstance(step, int)

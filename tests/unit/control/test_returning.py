@@ -1,6 +1,7 @@
 """Nodes that leave, return, and stand in for each other."""
 
-from control_play import Play, shard
+import pytest
+from control_play import Play, inventory, shard
 
 from checkpoint.protocol import SnapshotKey
 from resilient.control.coordinator import State
@@ -8,7 +9,9 @@ from resilient.control.membership import LAUNCH_ATTEMPTS
 from resilient.exits import Exit
 from resilient.outbox import Effect, Launch
 from resilient.protocol.candidates import unpack
-from resilient.protocol.messages import Record, Shutdown, Start, Stop
+from resilient.protocol.messages import Health, HealthFinding, Message, Ready, Record, Shutdown, Start, Stop
+
+FULL = HealthFinding(check="disk", verdict="fail", text="it is full")
 
 
 def test_a_spare_takes_over_with_the_replicas_of_the_node_that_is_gone():
@@ -205,7 +208,8 @@ def test_a_silent_node_is_lost_sooner_while_a_spare_stands_by():
     assert len(play.events("fault")) == 1
 
 
-def test_an_agent_that_is_heard_after_it_was_lost_does_not_count_for_the_next_one():
+@pytest.mark.parametrize("late", [Ready(generation=0, store_port=5000, inventory=inventory(1, ())), Health(generation=0, took_s=0.1, findings=(FULL,))])
+def test_an_agent_that_is_heard_after_it_was_lost_does_not_count_for_the_next_one(late: Message):
     play = Play()
     play.start()
     play.resumed(0)
@@ -213,7 +217,7 @@ def test_an_agent_that_is_heard_after_it_was_lost_does_not_count_for_the_next_on
     play.again(0)
     play.hello(1)
     play.do("lost", 1, "silent for 9 s")
-    play.ready(1)
+    play.deliver(1, late)
     play.wait(5.0, silent=[1])
     play.hello(1)
     play.effects.clear()
