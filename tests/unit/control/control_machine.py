@@ -471,9 +471,10 @@ class JobMachine(RuleBasedStateMachine):
             lambda: len(self.running()) == NODES and all(agent.joined or agent.node in left for agent in self.agents), trains=True
         ):
             return
+        generation = self.core.generation
         self.step(True, False)
         self.catch_up(2)
-        if self.core.state is not State.RUNNING:
+        if self.core.state is not State.RUNNING or self.core.generation != generation:  # what was late has stopped the ranks
             return
         self.ledger.check_over()
         self.stop()

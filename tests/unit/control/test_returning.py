@@ -208,7 +208,13 @@ def test_a_silent_node_is_lost_sooner_while_a_spare_stands_by():
     assert len(play.events("fault")) == 1
 
 
-@pytest.mark.parametrize("late", [Ready(generation=0, store_port=5000, inventory=inventory(1, ())), Health(generation=0, took_s=0.1, findings=(FULL,))])
+@pytest.mark.parametrize(
+    "late",
+    [
+        Ready(generation=0, store_port=5000, inventory=inventory(1, ())),
+        Health(generation=0, took_s=0.1, findings=(FULL,)),
+    ],
+)
 def test_an_agent_that_is_heard_after_it_was_lost_does_not_count_for_the_next_one(late: Message):
     play = Play()
     play.start()
