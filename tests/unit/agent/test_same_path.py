@@ -16,7 +16,9 @@ def begun(tmp_path: Path) -> Path:
     """The run directory of a campaign that begins, at the path that every one has here."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    storage.write(run_dir, storage.storage_of(Config.model_validate({"run_dir": str(run_dir)}), 1))
+    checkpoint = {"tiers": [{"name": "durable", "path": str(run_dir / "checkpoints")}]}
+    config = Config.model_validate({"run_dir": str(run_dir), "checkpoint": checkpoint})
+    storage.write(run_dir, storage.storage_of(config, 1))
     return run_dir
 
 
