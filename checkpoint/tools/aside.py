@@ -21,8 +21,8 @@ from checkpoint.tools.refusal import WRONG, Refusal
 _IDENTITY = "identity.json"
 OF_A_RUN = frozenset(
     "attention.json bad_nodes.json chain.jsonl chain.lock checkpoints config.yaml data diagnosis.md driver.log evacuate.json "
-    f"evaluations.jsonl events.jsonl {_IDENTITY} incidents job.sh logs metrics.jsonl metrics.prom mlruns model.yaml profile "
-    f"report.html sinks {STORAGE} tensorboard wandb".split()
+    f"evacuate.lock evaluations.jsonl events.jsonl {_IDENTITY} incidents job.sh logs metrics.jsonl metrics.prom mlruns model.yaml "
+    f"profile report.html sinks {STORAGE} tensorboard wandb".split()
 )
 """Names in a run directory that a run writes, beside those that begin with a dot."""
 
